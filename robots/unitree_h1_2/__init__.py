@@ -1,0 +1,1 @@
+"""Unitree H1-2, 27 joints, without hands."""
