@@ -43,7 +43,9 @@ def free_joints(spec: RobotSpec, config: ModelConfig) -> tuple[str, ...]:
     return tuple(n for n in spec.joint_names if n not in config.lock)
 
 
-def build_spec(spec: RobotSpec, config: ModelConfig, ground: Callable[[mujoco.MjSpec], None] | None = None) -> mujoco.MjSpec:
+def build_spec(
+    spec: RobotSpec, config: ModelConfig, ground: Callable[[mujoco.MjSpec], None] | None = None
+) -> mujoco.MjSpec:
     """The editable model: MJCF, locked joints, servos with the spec's gains and limits, sensors, ground.
 
     `ground` adds the terrain; by default a plane named "ground". Servos are MuJoCo position actuators,
@@ -62,9 +64,9 @@ def build_spec(spec: RobotSpec, config: ModelConfig, ground: Callable[[mujoco.Mj
         model.delete(next(j for j in model.joints if j.type == mujoco.mjtJoint.mjJNT_FREE))
     _add_servos(model, spec, joints, config)
     _add_sensors(model, spec, joints)
-    (ground or _plane)(model)
     if config.collision == "feet":
         _keep_sole_contacts(model)
+    (ground or _plane)(model)
     return model
 
 
@@ -115,7 +117,7 @@ def _add_servos(model: mujoco.MjSpec, spec: RobotSpec, joints: Sequence[str], co
 
 
 def _add_sensors(model: mujoco.MjSpec, spec: RobotSpec, joints: Sequence[str]) -> None:
-    """Measured quantities first, in the order joint_pos, joint_vel, joint_effort, imu; then what only a simulation knows."""
+    """Measured quantities first: joint_pos, joint_vel, joint_effort, imu; then what only a simulation knows."""
     site, body, joint = mujoco.mjtObj.mjOBJ_SITE, mujoco.mjtObj.mjOBJ_XBODY, mujoco.mjtObj.mjOBJ_JOINT
     kind = mujoco.mjtSensor
     for suffix, sensor in (
@@ -139,7 +141,11 @@ def _add_sensors(model: mujoco.MjSpec, spec: RobotSpec, joints: Sequence[str]) -
 
 
 def _add_contact_sensor(model: mujoco.MjSpec, foot: str) -> None:
-    """Net ground force on a foot in the world frame [N] (MuJoCo's contact sensor, netforce reduction)."""
+    """Net force that a foot exerts on all it touches, in the world frame [N].
+
+    MuJoCo's contact sensor (netforce reduction) takes the foot for the first body and reports the force on the second:
+    standing on two feet, each reads minus half the weight along z.
+    """
     model.add_sensor(
         name=f"{foot}.force",
         type=mujoco.mjtSensor.mjSENS_CONTACT,
@@ -151,11 +157,16 @@ def _add_contact_sensor(model: mujoco.MjSpec, foot: str) -> None:
 
 def _plane(model: mujoco.MjSpec) -> None:
     model.worldbody.add_geom(
-        name=GROUND, type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), contype=1, conaffinity=0, rgba=(0.55, 0.58, 0.62, 1)
+        name=GROUND,
+        type=mujoco.mjtGeom.mjGEOM_PLANE,
+        size=(0, 0, 1),
+        contype=1,
+        conaffinity=0,
+        rgba=(0.55, 0.58, 0.62, 1),
     )
 
 
 def _keep_sole_contacts(model: mujoco.MjSpec) -> None:
     for geom in model.geoms:
-        if geom.name != GROUND and geom.classname.name != "sole":
+        if geom.classname.name != "sole":
             geom.contype = geom.conaffinity = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from robots.errors import UnknownNameError
+from robots.errors import UnknownNameError, UserError
 
 FloatArray = NDArray[np.float64]
 
@@ -107,9 +107,15 @@ class RobotSpec:
         return np.array([self.poses[name].get(n, 0.0) for n in chosen])
 
     def mirror(self, names: Sequence[str] | None = None) -> tuple[NDArray[np.intp], FloatArray]:
-        """Permutation p and signs s, both (J,), so that `s * q[..., p]` is q seen in a mirror (y to -y)."""
+        """Permutation p and signs s, both (J,), so that `s * q[..., p]` is q seen in a mirror (y to -y).
+
+        Raises UnknownNameError, and UserError if `names` holds a joint without its partner on the other side.
+        """
         chosen = list(self.joint_names if names is None else names)
         partners = [self.joint(n).mirror for n in chosen]
+        for name, (partner, _) in zip(chosen, partners, strict=True):
+            if partner not in chosen:
+                raise UserError(f"joint '{name}' has no mirror image here: '{partner}' is not among the chosen joints")
         return np.array([chosen.index(p) for p, _ in partners], dtype=np.intp), np.array([s for _, s in partners])
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Unitree H1-2: joint order of the `unitree_hg` bus, limits of the manufacturer's URDF, gains of its walking examples."""
+"""Unitree H1-2: joint order of the `unitree_hg` bus, limits of the manufacturer's URDF, gains of its examples."""
 
 from pathlib import Path
 

@@ -177,7 +177,7 @@ class Velocity:
         legs = self.spec.index(self.spec.group("legs"))
         self._legs = slice(int(legs[0]), int(legs[-1]) + 1)
         names = self.spec.group("legs")
-        self._sideways = [int(i) for i in legs if "yaw" in self.spec.joint_names[i] or "hip_roll" in self.spec.joint_names[i]]
+        self._sideways = [int(i) for i in legs if self.spec.joint_names[i].endswith(("hip_yaw_joint", "hip_roll_joint"))]
         self._default = self.spec.array("default_pos").astype(np.float32)
         limits = self.spec.array("pos_limit", names)
         middle, half = limits.mean(axis=1), 0.45 * np.ptp(limits, axis=1)
@@ -197,7 +197,7 @@ class Velocity:
         """Start episodes in `ids`: draw commands, return initial conditions."""
         n, c = len(ids), self.config
         self._draw_commands(ids, rng)
-        self.phase[ids] = np.where(rng.random(n) < 0.5, 0.0, 0.5)
+        self.phase[ids] = 0
         self._last_vel[ids], self._track_sum[ids] = 0, 0
         self._last_targets[ids] = self._default[self._legs]
         noise = rng.uniform(-c.start_noise, c.start_noise, (n, len(self._default)))
