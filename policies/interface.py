@@ -32,7 +32,9 @@ class WalkingConfig:
     """How the walking interface scales, references and remembers."""
 
     action_scale: float = 0.25
-    """Joint angle per unit of action [rad]."""
+    """Hip and knee angle per unit of action [rad]."""
+    ankle_scale: float = 0.5
+    """Ankle angle per unit of action [rad]; ankles are softer, so that a unit means a similar torque."""
     lift: float = 0.25
     """Reference of the swing leg: hip -lift, knee +2 lift, ankle -lift at mid-swing [rad]."""
     stride_gain: float = 0.6
@@ -71,6 +73,8 @@ class WalkingInterface(nn.Module):
         self.register_buffer("lower", limits[:, 0])
         self.register_buffer("upper", limits[:, 1])
         self.register_buffer("pattern", _leg_pattern(spec, self.legs))
+        scale = [self.config.ankle_scale if "ankle" in n else self.config.action_scale for n in self.legs]
+        self.register_buffer("scale", torch.tensor(scale))
         spread = torch.zeros(self.num_actions, len(spec.joints))
         spread[torch.arange(self.num_actions), index] = 1
         self.register_buffer("spread", spread)
@@ -108,7 +112,7 @@ class WalkingInterface(nn.Module):
     def act(self, action: Tensor, obs: Tensor, signals: Tensors, state: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """Joint targets (N, J) [rad] for the action (N, num_actions), and the next state."""
         phase = self._advance(state["phase"], signals["command"])
-        legs = self._reference(phase, signals["command"]) + self.config.action_scale * action
+        legs = self._reference(phase, signals["command"]) + self.scale * action
         targets = torch.clamp(self.default + legs @ self.spread, self.lower, self.upper)
         following = {"phase": phase, "action": action}
         if self.config.history > 1:

@@ -27,7 +27,7 @@ class ModelConfig:
     solver: Literal["accurate", "fast"] = "accurate"
     """accurate: MuJoCo's own settings; fast: 4 Newton and 6 line-search iterations, dense, no islands."""
     max_delay: float = 0.0
-    """Longest command delay that `actuator.*.delay` may be set to [s]."""
+    """Longest command delay that `actuator.*.delay` may be set to [s]; as built there is none."""
     fuse: bool = False
     """Merge links without joints into their parents: faster, but their names are gone."""
 
@@ -113,7 +113,6 @@ def _add_servos(model: mujoco.MjSpec, spec: RobotSpec, joints: Sequence[str], co
         servo.forcelimited = mujoco.mjtLimited.mjLIMITED_TRUE
         if samples:
             servo.nsample = samples
-            servo.delay = samples * config.timestep
 
 
 def _add_sensors(model: mujoco.MjSpec, spec: RobotSpec, joints: Sequence[str]) -> None:
