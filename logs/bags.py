@@ -33,6 +33,8 @@ HEAD = struct.Struct("<BQ")
 """Opcode and length that precede every MCAP record."""
 SHORTEST_MESSAGE = 22
 """Channel, sequence, log time, publish time [bytes]."""
+LATEST_NS = 2**63 - 1
+"""Later stamps don't fit 64 signed bits; only damage makes them."""
 LARGEST_CHUNK = 2**32
 """A chunk that claims to be larger than this is taken for damaged [bytes]."""
 
@@ -87,6 +89,8 @@ class Findings:
 
 # Damaged bytes can make any of these out of a parser; the place is named wherever they are caught.
 DAMAGE = (Exception,)
+# Python fails to decode SQLite's own message where that quotes damaged text.
+SQLITE_DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 
 
 def read_mcap(path: Path, found: Findings) -> Iterator[RawMessage]:
@@ -131,7 +135,9 @@ def _by_index(file: BinaryIO, summary: Summary, name: str, found: Findings) -> I
                 count += 1
                 yield message
         if lost:
-            found.problems.append(f"{name}: {lost} messages in the chunk at byte {index.chunk_start_offset} are damaged")
+            found.problems.append(
+                f"{name}: {lost} messages in the chunk at byte {index.chunk_start_offset} are damaged"
+            )
     _compare_count(count, summary.statistics, name, found)
 
 
@@ -176,6 +182,8 @@ def _message_at(data: bytes, entry: tuple[int, int | None], topics: dict[int, Ra
         return None
     message = Message.read(_stream(data[at + HEAD.size : end]), length)
     if message.channel_id not in topics or (time is not None and message.log_time != time):
+        return None
+    if message.log_time > LATEST_NS:
         return None
     return RawMessage(topic=topics[message.channel_id], receive_ns=message.log_time, data=message.data)
 
@@ -256,7 +264,9 @@ class _Scan:
             end = offset + HEAD.size + length
             yield from self.record(opcode, data[offset + HEAD.size : end], at)
         if end != len(data):
-            self.found.problems.append(f"{self.name}: the last {len(data) - end} bytes of the chunk at byte {at} are lost")
+            self.found.problems.append(
+                f"{self.name}: the last {len(data) - end} bytes of the chunk at byte {at} are lost"
+            )
 
     def record(self, opcode: int, body: bytes, at: int) -> Iterator[RawMessage]:
         try:
@@ -269,10 +279,14 @@ class _Scan:
             elif opcode == Opcode.MESSAGE:
                 message = Message.read(_stream(body), len(body))
                 topic = self.topics[message.channel_id]
+                if message.log_time > LATEST_NS:
+                    raise ValueError(f"stamp {message.log_time} is out of range")
                 self.count += 1
                 yield RawMessage(topic=topic, receive_ns=message.log_time, data=message.data)
         except DAMAGE as error:
-            self.found.problems.append(f"{self.name}: record near byte {at} is damaged ({type(error).__name__}: {error})")
+            self.found.problems.append(
+                f"{self.name}: record near byte {at} is damaged ({type(error).__name__}: {error})"
+            )
 
 
 def _records(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -315,7 +329,23 @@ def _database(path: Path, folder: Path, found: Findings) -> sqlite3.Connection:
         path, mode = folder / path.name, "mode=rw"
     database = sqlite3.connect(f"file:{quote(str(path.resolve()))}?{mode}", uri=True)
     database.execute("PRAGMA trusted_schema=OFF")
+    database.text_factory = lambda text: text.decode("utf-8", errors="replace")
+    promised, size = _promised_size(path), path.stat().st_size
+    if size < promised:
+        found.problems.append(f"{path.name} was cut off: it is damaged beyond byte {size} of {promised}")
+        # SQLite opens a file that is shorter than its header says only in this mode; it stays read-only.
+        database.execute("PRAGMA writable_schema=ON")
     return database
+
+
+def _promised_size(path: Path) -> int:
+    """Size that the header of a database gives: page size (1 stands for 65536) times number of pages [bytes]."""
+    with path.open("rb") as file:
+        start = file.read(32)
+    if len(start) < 32:
+        return 32
+    page = int.from_bytes(start[16:18], "big")
+    return (65536 if page == 1 else page) * int.from_bytes(start[28:32], "big")
 
 
 def _sqlite_topics(database: sqlite3.Connection, path: Path) -> dict[int, RawTopic]:
@@ -327,19 +357,19 @@ def _sqlite_topics(database: sqlite3.Connection, path: Path) -> dict[int, RawTop
         definitions: dict[str, tuple[str, str]] = {}
         if "message_definitions" in tables:
             query = "SELECT topic_type, encoding, encoded_message_definition FROM message_definitions"
-            definitions = {name: (encoding, text) for name, encoding, text in database.execute(query)}
+            definitions = {name: (str(encoding), str(text)) for name, encoding, text in database.execute(query)}
         rows = database.execute("SELECT id, name, type, serialization_format FROM topics ORDER BY id")
         return {
             i: RawTopic(
-                name=name,
-                msgtype=msgtype,
-                serialization=serialization,
+                name=str(name),
+                msgtype=str(msgtype),
+                serialization=str(serialization),
                 definition_format=definitions.get(msgtype, ("", ""))[0],
                 definition=definitions.get(msgtype, ("", ""))[1],
             )
             for i, name, msgtype, serialization in rows
         }
-    except sqlite3.Error as error:
+    except SQLITE_DAMAGE as error:
         raise UserError(f"{path} is a damaged database whose list of topics can't be read: {error}") from error
 
 
@@ -352,16 +382,14 @@ def _rows(database: sqlite3.Connection, name: str, found: Findings) -> Iterator[
             last = number
             yield topic, stamp, data
         return
-    except sqlite3.Error as error:
+    except SQLITE_DAMAGE as error:
         found.problems.append(f"{name} is damaged after message {last or 0}: {error}")
     tail: list[tuple[int, object, object, object]] = []
-    try:
+    with contextlib.suppress(*SQLITE_DAMAGE):  # the damage itself, met from its far side and said above
         for row in database.execute(f"{query} DESC"):
             if last is not None and row[0] <= last:
                 break
             tail.append(row)
-    except sqlite3.Error:
-        found.notes.append(f"{name}: {len(tail)} messages were read from its far end")
     for _, topic, stamp, data in reversed(tail):
         yield topic, stamp, data
 

@@ -47,6 +47,8 @@ ROLES: dict[str, Role] = {
     **dict.fromkeys(("dq", "qd", "vel", "velocity", "speed", "jvel", "qvel", "omega", "qdot"), "velocity"),
     **dict.fromkeys(("tau", "torque", "effort", "load", "pwm", "current", "moment", "jeffort"), "effort"),
 }
+SWITCHES = {"enable", "enabled", "mode", "state", "status"}
+"""Words that make a field a switch, whatever else its name says."""
 COMMANDS = {"des", "desired", "goal", "target", "targets", "ref", "reference", "cmd", "command", "commands", "con"}
 
 
@@ -58,6 +60,8 @@ class Timing:
     """First to last stamp."""
     period: float
     """Median of the positive steps."""
+    rate: float
+    """One over the median period [Hz]; 0 if time does not move."""
     period_std: float
     """Standard deviation of the positive steps that are no gaps."""
     period_p1: float
@@ -79,11 +83,6 @@ class Timing:
     duplicates: int
     """Stamps equal to the one before."""
 
-    @property
-    def rate(self) -> float:
-        """One over the median period [Hz]; 0 if time does not move."""
-        return 1.0 / self.period if self.period > 0 else 0.0
-
 
 def timing(stamps: Stamps) -> Timing | None:
     """Regularity of stamps (T,) [ns]; None for fewer than two."""
@@ -97,6 +96,7 @@ def timing(stamps: Stamps) -> Timing | None:
     return Timing(
         duration=float(int(stamps[-1]) - int(stamps[0])) * 1e-9,
         period=period,
+        rate=1.0 / period if period else 0.0,
         period_std=float(np.std(regular)) if len(regular) else 0.0,
         period_p1=float(np.percentile(forward, 1)) if len(forward) else 0.0,
         period_p99=float(np.percentile(forward, 99)) if len(forward) else 0.0,
@@ -257,7 +257,7 @@ class ClockRatio:
     low: float
     """Lower end of the interval for the ratio."""
     high: float
-    """Upper end: least squares is biased towards zero by noise in the velocity, at most by 1 / r2."""
+    """Upper end of the interval for the ratio."""
     r2: float
     """Share of the position change that the velocity explains; median over elements."""
     elements: tuple[str, ...]
@@ -266,16 +266,10 @@ class ClockRatio:
     """Windows compared per element."""
     period: float
     """Labelled period [s]."""
-
-    @property
-    def implied(self) -> float:
-        """Implied period [s]."""
-        return self.ratio * self.period
-
-    @property
-    def faulty(self) -> bool:
-        """Whether one lies outside the interval and the ratio is off by more than the tolerance."""
-        return not self.low <= 1.0 <= self.high and abs(self.ratio - 1.0) > CLOCK_TOLERANCE
+    implied: float
+    """Implied period [s]."""
+    faulty: bool
+    """Whether one lies outside the interval and the ratio is off by more than the tolerance."""
 
 
 def clock_ratio(seconds: Float, position: Float, velocity: Float, names: tuple[str, ...]) -> ClockRatio | None:
@@ -284,7 +278,8 @@ def clock_ratio(seconds: Float, position: Float, velocity: Float, names: tuple[s
     Over windows of `CLOCK_WINDOW` rows without gaps, steps back or missing samples, the position change y is fitted by
     y = ratio * x, x the trapezoid integral of the velocity over the labelled time. Too slow a clock label, or too
     large a velocity, gives a ratio below one. The interval spans three standard errors of the slope, widened at the
-    top by 1 / r2, the inverse regression, which bounds the bias from noise in x.
+    top by 1 / r2 (the inverse regression, which bounds the bias from noise in x) and on both sides by half a step of
+    the velocity's resolution over its mean magnitude (rounding, which need not average out).
     """
     starts, x, y = _windows(seconds, position, velocity)
     if len(starts) < CLOCK_MIN_WINDOWS:
@@ -297,16 +292,30 @@ def clock_ratio(seconds: Float, position: Float, velocity: Float, names: tuple[s
     if not good.any():
         return None
     slope, r2, error = slope[good], r2[good], error[good]
+    rounding = np.array([_rounding(v) for v in velocity.T[good]])
+    ratio, period = float(np.median(slope)), float(np.median(np.diff(seconds)))
+    low = float(np.median(slope * (1 - rounding) - 3 * error))
+    high = float(np.median(slope / r2 * (1 + rounding) + 3 * error))
     return ClockRatio(
-        ratio=float(np.median(slope)),
+        ratio=ratio,
         spread=float(np.std(slope)),
-        low=float(np.median(slope - 3 * error)),
-        high=float(np.median(slope / r2 + 3 * error)),
+        low=low,
+        high=high,
         r2=float(np.median(r2)),
         elements=tuple(n for n, g in zip(names, good, strict=True) if g),
         windows=len(starts),
-        period=float(np.median(np.diff(seconds))),
+        period=period,
+        implied=ratio * period,
+        faulty=not low <= 1.0 <= high and abs(ratio - 1.0) > CLOCK_TOLERANCE,
     )
+
+
+def _rounding(values: Float) -> float:
+    """Half the smallest step between different values over their mean magnitude."""
+    finite = values[np.isfinite(values)]
+    levels = np.unique(finite)
+    size = float(np.mean(np.abs(finite)))
+    return 0.5 * float(np.diff(levels).min()) / size if len(levels) > 1 and size > 0 else 0.0
 
 
 def _windows(seconds: Float, position: Float, velocity: Float) -> tuple[NDArray[np.intp], Float, Float]:
@@ -431,6 +440,8 @@ def words(name: str) -> tuple[str, ...]:
 
 def role(name: str) -> Role:
     """What a field measures, judged by its name; "" if that can't be told."""
+    if SWITCHES & set(words(name.rpartition(".")[2])):
+        return ""
     return next((ROLES[w] for w in words(name) if w in ROLES), "")
 
 

@@ -75,7 +75,7 @@ class Topic:
     def seconds(self) -> NDArray[np.float64] | None:
         """Time since the first sample, (T,) [s]; None without stamps. Subtracts before it leaves the integers."""
         stamps = self.stamp_ns
-        return None if stamps is None else (stamps - stamps[:1]) * 1e-9
+        return None if stamps is None else (stamps - stamps[:1]).astype(np.float64) * 1e-9
 
     def channel(self, name: str) -> Channel:
         """The channel of this field. Raises UnknownNameError."""

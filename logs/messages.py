@@ -198,7 +198,7 @@ class Decoder:
             found.problems.append(f"{name}: {count} messages can't be decoded ({text})")
         if self._shapeless:
             found.problems.append(
-                f"{name}: {self._shapeless} messages left out, they name more than {MAX_GROUPS} different sets of joints"
+                f"{name}: {self._shapeless} messages left out: more than {MAX_GROUPS} different sets of joints"
             )
         if len(self._groups) > 1:
             found.notes.append(f"{name} carries {len(self._groups)} different sets of joints: shown as separate topics")
@@ -210,7 +210,9 @@ class Decoder:
 
     def _topic(self, group: _Group, name: str, named: bool, found: Findings) -> Topic:
         if group.reordered:
-            found.notes.append(f"{name}: {group.reordered} messages list their joints in another order: matched by name")
+            found.notes.append(
+                f"{name}: {group.reordered} messages list their joints in another order: matched by name"
+            )
         if len(set(group.names)) != len(group.names):
             found.problems.append(f"{name} names a joint twice: {', '.join(group.names)}")
             named = False
@@ -218,7 +220,9 @@ class Decoder:
         if self._has_header and len(header) and not header.any():
             found.notes.append(f"{name}: the sender never filled the header stamp: the recorder's stamps are used")
         channels = (
-            _channel(leaf, [row[i] for row in group.rows], group.names if named else (), self.topic.msgtype, name, found)
+            _channel(
+                leaf, [row[i] for row in group.rows], group.names if named else (), self.topic.msgtype, name, found
+            )
             for i, leaf in enumerate(self._leaves)
         )
         return Topic(
@@ -242,7 +246,7 @@ def _channel(
         return None
     if rows and not lengths:
         return None
-    width = lengths.pop() if lengths else 0
+    width = lengths.pop() if lengths else len(leaf.names)
     if any(len(r) == 0 for r in rows):
         values = np.array([r if len(r) else np.full(width, np.nan) for r in rows], dtype=np.float64)
         missing = sum(len(r) == 0 for r in rows)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from logs.bags import Findings
+from logs.bags import LATEST_NS, Findings
 from logs.data import Channel, Stamps, Topic
 from robots.errors import UserError
 
@@ -107,11 +107,11 @@ def read_json(path: Path, found: Findings) -> dict[str, Topic]:
     """
     text = path.read_bytes().decode("utf-8-sig", errors="replace")
     try:
-        content = json.loads(text)
+        content: Any = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         content = _salvaged(text)
-        entries = len(content.get("entries", ()))
-        found.problems.append(f"{path.name} is damaged ({error}): the first {entries} entries could be read")
+        count = len(content["entries"])
+        found.problems.append(f"{path.name} is damaged ({error}): the first {count} entries could be read")
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not any(isinstance(e, dict) for e in entries):
         raise UserError(f'{path} is JSON without "entries": expected {{"entries": [{{"timestamp": ...}}, ...]}}')
@@ -120,7 +120,7 @@ def read_json(path: Path, found: Findings) -> dict[str, Topic]:
     if len(sound) < len(entries):
         found.problems.append(f"{path.name}: {len(entries) - len(sound)} entries are no objects and are left out")
     names = list(dict.fromkeys(k for _, e in sound for k in e))
-    rows = [[e.get(n) for n in names] for _, e in sound]
+    rows: list[Sequence[Any]] = [[e.get(n) for n in names] for _, e in sound]
     return {path.stem: _topic(path.stem, "json", _Table(names=names, rows=rows, numbers=[i for i, _ in sound]), found)}
 
 
@@ -163,17 +163,18 @@ def _stamps(name: str, table: _Table, found: Findings) -> tuple[Stamps | None, i
         found.notes.append(f"{name} has no time column: there are no stamps, and rates can't be told")
         return None, None, everything
     cells = [_decimal(r[column]) for r in table.rows]
-    kept = [i for i in everything if cells[i] is not None]
-    bad = [table.numbers[i] for i in everything if cells[i] is None]
-    if not kept:
+    numbers = [c for c in cells if c is not None]
+    if not numbers:
         found.problems.append(f"{name}: the time column '{table.names[column]}' holds no numbers: there are no stamps")
         return None, column, everything
+    unit = UNIT_NS[_time_unit(table.names[column], numbers, found)]
+    # Decimal text to integer nanoseconds: a float would round dates to a quarter of a microsecond.
+    stamps = {i: int((c * unit).to_integral_value()) for i, c in enumerate(cells) if c is not None}
+    stamps = {i: s for i, s in stamps.items() if abs(s) <= LATEST_NS}
+    bad = [table.numbers[i] for i in everything if i not in stamps]
     if bad:
         found.problems.append(f"{name}: {len(bad)} rows have no time and are left out ({_lines(bad)})")
-    times = [c for c in cells if c is not None]
-    unit = _time_unit(table.names[column], times, found)
-    # Decimal text to integer nanoseconds: a float would round dates to a quarter of a microsecond.
-    return np.array([int((t * UNIT_NS[unit]).to_integral_value()) for t in times], dtype=np.int64), column, kept
+    return np.array(list(stamps.values()), dtype=np.int64), column, list(stamps)
 
 
 def _is_time(name: str) -> bool:
@@ -190,12 +191,12 @@ def _time_unit(name: str, times: list[Decimal], found: Findings) -> str:
     if named:
         return named[-1]
     values = np.array([float(t) for t in islice(times, 10_000)])
-    largest = float(np.max(np.abs(values)))
+    usual = float(np.median(np.abs(values)))
     steps = np.abs(np.diff(values))
     step = float(np.median(steps[steps > 0])) if np.any(steps > 0) else 0.0
     for limit, unit in EPOCH:
-        if largest > limit:
-            found.notes.append(f"time column '{name}' taken for {unit} since 1970: it reaches {largest:.4g}")
+        if usual > limit:
+            found.notes.append(f"time column '{name}' taken for {unit} since 1970: its median is {usual:.4g}")
             return unit
     unit = next(u for limit, u in STEPS if step > limit or not limit)
     found.notes.append(f"time column '{name}' taken for {unit}: its median step is {step:.4g}")
@@ -203,12 +204,12 @@ def _time_unit(name: str, times: list[Decimal], found: Findings) -> str:
 
 
 def _decimal(cell: Any) -> Decimal | None:
-    """The cell as an exact number that fits 64 bits of nanoseconds, or None."""
+    """The cell as an exact number, or None."""
     try:
         value = Decimal(repr(cell) if isinstance(cell, float) else str(cell).strip())
     except InvalidOperation:
         return None
-    return value if value.is_finite() and abs(value) < Decimal("9.2e18") else None
+    return value if value.is_finite() and abs(value) <= LATEST_NS else None
 
 
 def _numbers(

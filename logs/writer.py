@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from logs.topics import CAMERA_INFO, IMAGE, TARGETS, TOPICS, CameraModel
 from robots.errors import UserError
 from robots.spec import RobotSpec
 
-BAG_VERSION = 9
+BAG_VERSION: Literal[9] = 9
 MAX_STAMP_NS = 2**31 * 10**9
 """ROS header stamps hold 31 bits of seconds."""
 

@@ -1,1 +1,1 @@
-"""Batched simulation: backends, physical parameters, sensors, environments and tasks. No backend is imported before it is chosen."""
+"""Batched simulation: backends, parameters, sensors, environments and tasks. Backends are imported when chosen."""

@@ -1,8 +1,9 @@
 """What an environment asks of a physics engine. Backends differ inside; signals, names and units do not."""
 
 import importlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,7 +54,10 @@ class PlantConfig:
 
 
 def reference_plant(plant: PlantConfig) -> PlantConfig:
-    """The plant every evaluation uses, whatever was trained on: all joints, 2 ms, all collisions, MuJoCo's own solver."""
+    """The plant every evaluation uses, whatever was trained on: all joints, 2 ms, all collisions, MuJoCo's own solver.
+
+    It has no random parameters and perfect sensors. Raises UserError for a control step that 2 ms does not divide.
+    """
     decimation = round(plant.control_dt / 0.002)
     if abs(decimation * 0.002 - plant.control_dt) > 1e-9:
         raise UserError(f"a control step of {plant.control_dt} s is no multiple of the reference step of 0.002 s")
@@ -70,6 +74,27 @@ def reference_plant(plant: PlantConfig) -> PlantConfig:
     )
 
 
+def plant_to_json(plant: PlantConfig) -> str:
+    """All numbers of a plant as JSON text, at full precision."""
+    return json.dumps(asdict(plant))
+
+
+def plant_from_json(text: str) -> PlantConfig:
+    """The plant that `plant_to_json` wrote. Raises UserError for fields this version does not know."""
+    fields = json.loads(text)
+    try:
+        fields["lock"] = tuple(fields["lock"])
+        fields["ground"] = RoughGround(**fields["ground"]) if fields["ground"] else None
+        fields["randomize"] = tuple(Randomize(**rule) for rule in fields["randomize"])
+        fields["sensors"] = {
+            name: SensorConfig(**{**config, "delay": tuple(config["delay"])})
+            for name, config in fields["sensors"].items()
+        }
+        return PlantConfig(**fields)
+    except (TypeError, KeyError) as error:
+        raise UserError(f"this plant was written by another version of the software: {error}") from error
+
+
 @dataclass(kw_only=True)
 class Start:
     """Initial conditions of n episodes; quaternions are (w, x, y, z)."""
@@ -82,15 +107,21 @@ class Start:
     """Linear world velocity and angular body velocity of the base (n, 6) [m/s, rad/s]."""
     joint_pos: NDArray[np.float64]
     """Joint angles in spec order (n, J) [rad]; locked joints are ignored."""
+    variety: float = 1.0
+    """Share of the way from the nominal to the drawn physical parameters, for curricula."""
 
 
 class Backend(Protocol):
-    """Many simulations of one plant, advanced together.
+    """Many simulations of one plant, advanced together. `ids` choose some of them: sorted, each once.
 
     `signals` maps signal names to live float32 arrays (N, ...), measured (with noise) or, under `privileged.`, true:
     base_lin_vel and base_ang_vel (N, 3) in the base frame, base_pos (N, 3) and base_quat (N, 4) in the world,
     joint_pos, joint_vel, joint_effort (N, J), foot_pos, foot_vel, foot_up, foot_force (N, F, 3) in the world
-    (force of the ground on the foot [N]).
+    (force of the ground on the foot [N]). Joint signals cover all joints in spec order; a locked joint reads its
+    default angle and zero. `free` are the positions of the joints that move.
+
+    All of them are finite whatever happens. After `step`, readings are those at the start of the last physics step, as
+    on a robot whose sensors are one sample old; base_pos and base_quat are those at its end.
     """
 
     spec: RobotSpec
@@ -111,7 +142,10 @@ class Backend(Protocol):
         """Set the horizontal base velocity in the world frame to `velocity` (n, 2) [m/s]."""
 
     def set_parameter(self, name: str, values: NDArray[np.float64] | float, ids: Ids | None = None) -> None:
-        """Set the physical parameters a glob matches; see `sim.parameters`."""
+        """Set the physical parameters a glob matches (`sim.parameters`), or those of the sensors (`sim.sensors`).
+
+        Where a sensor has an element for each joint, values (..., J) are in spec order.
+        """
 
     def state(self) -> dict[str, Any]:
         """Everything a bit-identical continuation needs."""

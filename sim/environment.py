@@ -13,6 +13,9 @@ from sim.backend import Backend, Float32, Ids, PlantConfig, Start, make_backend
 
 Bool = NDArray[np.bool_]
 
+MOST_FAILURES = 100
+"""So many simulations that broke are kept for replay; a policy that diverges must not fill the disk."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeConfig:
@@ -89,7 +92,7 @@ class Environment:
         threads: int = 0,
         failures: Path | None = None,
     ) -> None:
-        """Build `num_envs` simulations. `failures`: folder for replayable states of simulations that broke."""
+        """Build `num_envs` simulations. `failures`: folder for what `sim.replay` needs of simulations that broke."""
         self.task, self.num_envs = task, num_envs
         self.rng = np.random.Generator(np.random.SFC64(seed))
         self.backend = make_backend(backend, task.plant, num_envs, threads)
@@ -151,12 +154,10 @@ class Environment:
         self.steps[ids] = 0
 
     def _record(self, broken: Ids, reward: Float32, failed: Bool) -> None:
-        """A simulation that is no longer finite ends its episode without reward; its last state is kept."""
-        self.broken += len(broken)
+        """A simulation that is no longer finite ends its episode without reward; its last state is kept for replay."""
         reward[broken] = 0
         failed[broken] = True
         if self._failures is not None:
-            for sim in broken:
+            for sim in broken[: max(MOST_FAILURES - self.broken, 0)]:
                 self.backend.save_failure(int(sim), self._failures)
-        for values in self.signals.values():
-            values[broken] = np.nan_to_num(values[broken], posinf=0.0, neginf=0.0)
+        self.broken += len(broken)

@@ -22,7 +22,7 @@ class GaitConfig:
     """Height of the swing foot's reference at mid-swing [m]."""
 
 
-def standing(command: Float32, config: GaitConfig) -> NDArray[np.bool_]:
+def standing(command: NDArray[np.floating], config: GaitConfig) -> NDArray[np.bool_]:
     """Whether a command (N, 3) asks to stand, (N,)."""
     norm = np.sqrt(np.einsum("ij,ij->i", command, command))
     return np.asarray(norm < config.stand_below)

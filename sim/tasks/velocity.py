@@ -29,7 +29,7 @@ class CommandConfig:
     """Range of the velocity to the left [m/s]."""
     turn: tuple[float, float] = (-0.8, 0.8)
     """Range of the rate of turn to the left [rad/s]."""
-    start_scale: float = 0.5
+    start_scale: float = 0.4
     """Share of these ranges at the start of training; grows to 1 with success."""
     stand_share: float = 0.1
     """Share of commands that ask to stand still."""
@@ -59,7 +59,7 @@ class RewardWeights:
     track_turn: float = 1.0
     track_turn_sharp: float = 0.5
     alive: float = 0.15
-    gait: float = 2.0
+    gait: float = 4.0
     # posture
     upright: float = -1.0
     height: float = -10.0
@@ -82,7 +82,9 @@ class RewardWeights:
 class CurriculumConfig:
     """One level in [0, 1] that rises with every good episode and falls with every bad one."""
 
-    rate: float = 1 / 800
+    start_variety: float = 0.2
+    """Share of the parameter randomization at level 0; all of it at level 1."""
+    rate: float = 1 / 400
     """Rise per good episode; a bad one costs half of it. Independent of the number of simulations."""
     good_tracking: float = 0.7
     """Mean linear tracking score in [0, 1] that a good episode reaches, besides lasting to the time limit."""
@@ -210,7 +212,8 @@ class Velocity:
         pos[:, 2] += self.spec.spawn_height
         quat = np.stack([np.cos(yaw / 2), 0 * yaw, 0 * yaw, np.sin(yaw / 2)], axis=1)
         speed = rng.uniform(-c.start_speed, c.start_speed, (n, 6))
-        return Start(base_pos=pos, base_quat=quat, base_vel=speed, joint_pos=self._default + noise)
+        variety = c.curriculum.start_variety + (1 - c.curriculum.start_variety) * self.level
+        return Start(base_pos=pos, base_quat=quat, base_vel=speed, joint_pos=self._default + noise, variety=variety)
 
     def advance(self, targets: Float32, steps: NDArray[np.int64], rng: np.random.Generator) -> tuple[Float32, Bool]:
         """Reward (N,) and failure (N,) of the control step just made, after `steps` (N) steps of the episode."""
@@ -236,7 +239,7 @@ class Velocity:
             pushed, speed = np.flatnonzero(np.isin(steps, self.fixed_push)), push.speed
         elif push.seconds > 0:
             pushed = np.flatnonzero(rng.random(len(steps)) < self._dt / push.seconds)
-            speed = push.speed * (0.3 + 0.7 * self.level)
+            speed = push.speed * self.level
         else:
             return
         if len(pushed):
@@ -362,7 +365,8 @@ class Velocity:
         wanted = np.float32(gait.clearance) * np.sin(np.float32(np.pi) * progress)
         stance = (progress == 0) | self.stand[:, None]
         stands = (force > CONTACT_FORCE) * np.exp(slip * np.float32(-20))
-        swings = np.exp(force * np.float32(-0.01) - ((height - wanted) / np.float32(0.05)) ** 2)
+        aloft = np.maximum(1 - np.abs(height - wanted) / np.float32(gait.clearance), 0)
+        swings = 0.5 * np.exp(force * np.float32(-0.01)) + 0.5 * aloft
         apart = np.sqrt(_square(foot[:, 0, :2] - foot[:, 1, :2]))
         return {
             "gait": np.where(stance, stands, swings).sum(axis=1) / 2,

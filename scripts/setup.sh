@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Makes or completes the virtual environment: a CPU build of torch, then tarsus with everything it can use.
+# Installs the system libraries that drawing without a display needs, or says how. Run by the Makefile; safe to repeat.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3.11}
+venv=${VENV:-.venv}
+torch=${TORCH:-2.13.0+cpu}
+torch_index=https://download.pytorch.org/whl/cpu
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() {
+    printf 'setup: %s\n' "$*" >&2
+    exit 1
+}
+
+make_venv() {
+    if "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+        return
+    fi
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+        fail "'$python' is missing or older than Python 3.11." \
+            "Debian, Ubuntu: apt-get install python3.11 python3.11-venv; or name another one: make setup PYTHON=python3.12"
+    say "making $venv with $("$python" --version)"
+    "$python" -m venv --clear "$venv" ||
+        fail "'$python' cannot make a virtual environment. Debian, Ubuntu: apt-get install $(basename "$python")-venv"
+}
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+# A build of torch without CUDA is a fraction of the size of PyPI's, and PyTorch's own index has it. Where pip is set up
+# to find one elsewhere (a mirror, a folder of wheels), that is used. Another build that is already there stays.
+install_torch() {
+    if [ "$(installed torch | cut -d+ -f1)" = "${torch%%+*}" ]; then
+        return
+    fi
+    say "installing torch $torch"
+    pip install --quiet "torch==$torch" 2>/dev/null ||
+        pip install --quiet "torch==$torch" --extra-index-url "$torch_index" ||
+        fail "torch $torch could not be installed, neither from pip's own sources nor from $torch_index"
+}
+
+installed() {
+    "$venv/bin/python" -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]))' "$1" 2>/dev/null || true
+}
+
+install_tarsus() {
+    say "installing tarsus and what it uses"
+    pip install --quiet --editable '.[all,dev]'
+}
+
+renderers() { "$venv/bin/python" -c 'import tarsus_doctor; print(*tarsus_doctor.offscreen())'; }
+
+# EGL first; OSMesa where a distribution still has it.
+check_rendering() {
+    local packages found
+    for packages in "libegl1 libegl-mesa0 libgl1-mesa-dri" libosmesa6; do
+        found=$(renderers)
+        if [ -n "$found" ]; then
+            say "drawing without a display works: $found"
+            return
+        fi
+        if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+            break
+        fi
+        say "drawing without a display does not work yet: installing $packages"
+        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $packages; } >/dev/null ||
+            say "apt-get could not install $packages"
+    done
+    found=$(renderers)
+    if [ -n "$found" ]; then
+        say "drawing without a display works: $found"
+    else
+        say "drawing without a display does not work, so there will be no pictures and videos. To get them:"
+        say "    sudo apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"
+    fi
+}
+
+make_venv
+install_torch
+install_tarsus
+check_rendering
+say "done; $venv/bin/tarsus --help"
