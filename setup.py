@@ -35,10 +35,14 @@ TRAIN = [
 # Pictures, videos and report pages.
 REPORT = [
     "matplotlib>=3.9,<4",  # plots
-    "imageio[ffmpeg]>=2.37,<3",  # MP4 with an ffmpeg of its own, so that none need be installed
+    "imageio-ffmpeg>=0.6,<1",  # MP4 with an ffmpeg of its own, so that none need be installed
 ]
 
-VIEW = ["viser>=1.1,<2"]  # the 3-D viewer in a browser
+# The live 3-D view in a browser.
+VIEW = [
+    "viser>=1.1,<2",
+    "trimesh>=4,<6",  # the shapes it shows
+]
 
 # Kinematics and dynamics beside MuJoCo's. Exact: compared with MuJoCo to 1e-6 in the tests.
 PINOCCHIO = ["pin==4.1.0"]

@@ -141,6 +141,24 @@ def _export(args: Sequence[str]) -> int:
     return 0
 
 
+def _evaluate(args: Sequence[str]) -> int:
+    from policies.evaluate import EvaluateConfig, run_evaluate
+
+    return run_evaluate(_parse(EvaluateConfig, "evaluate", args))
+
+
+def _play(args: Sequence[str]) -> int:
+    from policies.play import PlayConfig, run_play
+
+    return run_play(_parse(PlayConfig, "play", args))
+
+
+def _report(args: Sequence[str]) -> int:
+    from policies.report import ReportConfig, run_report
+
+    return run_report(_parse(ReportConfig, "report", args))
+
+
 def _inspect(args: Sequence[str]) -> int:
     config = _parse(InspectConfig, "log inspect", args)
     if not config.files:
@@ -168,6 +186,9 @@ LOG_COMMANDS: dict[str, tuple[Command, str]] = {
 COMMANDS: dict[str, tuple[Command, str]] = {
     "demo": (_demo, "see a robot walk: shipped policy, a short training, a log, a report page"),
     "train": (_train, "learn a task in simulation"),
+    "evaluate": (_evaluate, "measure how well a policy walks"),
+    "play": (_play, "watch a policy: video, pictures, a log, or live in the browser"),
+    "report": (_report, "write a page about a policy or a run"),
     "export": (_export, "write the policy file of a run"),
     "log": (_log, "inspect robot logs"),
     "robots": (_robots, "list robots and their joints"),

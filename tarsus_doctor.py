@@ -1,7 +1,7 @@
 """`tarsus doctor`: what is installed, what can run here, and how to get what is missing.
 
-Looks without importing torch or starting a simulator in this process; each renderer is tried in a process of its own,
-because a broken graphics driver ends the process that loads it.
+Does not import torch. What needs libraries of the system is tried in a process of its own, because a broken graphics
+driver ends the process that loads it.
 """
 
 import importlib
@@ -30,8 +30,6 @@ State = Literal["ok", "missing", "differs", "broken"]
 
 STYLES: dict[State, str] = {"ok": "green", "missing": "yellow", "differs": "yellow", "broken": "bold red"}
 CORE_MODULES = ("numpy", "onnxruntime", "rosbags", "mcap", "zstandard", "yaml", "tyro", "rich", "robots", "logs")
-RENDERERS = {"egl": "libegl1 libegl-mesa0 libgl1-mesa-dri", "osmesa": "libosmesa6"}
-"""Offscreen renderers MuJoCo can use, and the Debian packages that bring them."""
 RENDER_ONE = """
 import mujoco
 model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='1'/></worldbody></mujoco>")
@@ -45,11 +43,41 @@ OTHER_ENGINES = ("mujoco-warp", "isaacgym", "isaaclab")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Something that pip alone cannot bring to work, because it needs libraries of the system."""
+
+    section: str
+    """Section of the report."""
+    module: str
+    """Python module it belongs to; without it nothing is tried."""
+    source: str
+    """Python source that runs through if it works."""
+    debian: str
+    """Debian packages that it needs, all of them."""
+    gl: str = ""
+    """MUJOCO_GL while it runs."""
+
+
+PROBES = {
+    "egl": Probe(
+        section="rendering",
+        module="mujoco",
+        source=RENDER_ONE,
+        debian="libegl1 libegl-mesa0 libgl1-mesa-dri libopengl0",
+        gl="egl",
+    ),
+    "osmesa": Probe(section="rendering", module="mujoco", source=RENDER_ONE, debian="libosmesa6", gl="osmesa"),
+    "pinocchio": Probe(section="kinematics", module="pinocchio", source="import pinocchio", debian="libgomp1"),
+}
+"""Probes by name; of renderers one is enough, the best stands first."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Item:
     """One thing that was looked at."""
 
     section: str
-    """machine, core, extra <name>, backend, rendering or ros."""
+    """machine, core, extra <name>, backend, rendering, kinematics or ros."""
     name: str
     """Package, engine or device."""
     state: State
@@ -78,22 +106,39 @@ def examine() -> Iterator[Item]:
     yield from _core_modules()
     yield from _packages()
     yield from _backends()
-    yield from _renderers()
+    yield from _probes()
     yield from _ros()
 
 
-def offscreen() -> list[str]:
-    """The values of MUJOCO_GL that draw a picture here without a display."""
+def probe() -> dict[str, str]:
+    """Try every probe whose Python module is there: name to "" if it works, else the last line it said."""
     runs = {
         name: subprocess.Popen(
-            [sys.executable, "-c", RENDER_ONE],
-            env=os.environ | {"MUJOCO_GL": name, "PYOPENGL_PLATFORM": name},
+            [sys.executable, "-c", p.source],
+            env=os.environ | ({"MUJOCO_GL": p.gl, "PYOPENGL_PLATFORM": p.gl} if p.gl else {}),
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        for name in RENDERERS
+        for name, p in PROBES.items()
+        if util.find_spec(p.module)
     }
-    return [name for name, run in runs.items() if run.wait() == 0]
+    said = {name: run.communicate()[1].strip() for name, run in runs.items()}
+    return {
+        name: "" if run.returncode == 0 else said[name].rpartition("\n")[2] or f"exit status {run.returncode}"
+        for name, run in runs.items()
+    }
+
+
+def system_packages() -> list[str]:
+    """Debian packages that would make work what does not: nothing for a renderer where another one works."""
+    results = probe()
+    missing = []
+    for section in dict.fromkeys(p.section for p in PROBES.values()):
+        tried = {n: results[n] for n in results if PROBES[n].section == section}
+        if tried and all(tried.values()):
+            missing.append(PROBES[next(iter(tried))].debian)
+    return missing
 
 
 def _machine() -> Iterator[Item]:
@@ -191,20 +236,22 @@ def _backend(name: str) -> Item:
     return Item(section="backend", name=name, state="ok", found="steps a robot")
 
 
-def _renderers() -> Iterator[Item]:
-    if not util.find_spec("mujoco"):
-        for name in RENDERERS:
-            found, advice = "not tried: no mujoco", _install("sim")
-            yield Item(section="rendering", name=name, state="missing", found=found, advice=advice)
-        return
-    working = offscreen()
-    for name, packages in RENDERERS.items():
-        if name in working:
-            yield Item(section="rendering", name=name, state="ok", found=f"draws without a display (MUJOCO_GL={name})")
+def _probes() -> Iterator[Item]:
+    results = probe()
+    for name, p in PROBES.items():
+        others = [n for n in results if not results[n] and PROBES[n].section == p.section]
+        if name not in results:
+            extra = "sim" if p.module == "mujoco" else p.module
+            yield Item(
+                section=p.section, name=name, state="missing", found=f"not tried: no {p.module}", advice=_install(extra)
+            )
+        elif results[name]:
+            needed = f" (not needed: {others[0]} works)" if others else ""
+            advice = f"apt-get install {p.debian}{needed}"
+            yield Item(section=p.section, name=name, state="broken", found=results[name], advice=advice)
         else:
-            needed = f" (not needed: {working[0]} works)" if working else ""
-            advice = f"apt-get install {packages}{needed}"
-            yield Item(section="rendering", name=name, state="missing", found="draws nothing", advice=advice)
+            found = f"draws without a display (MUJOCO_GL={p.gl})" if p.gl else "works"
+            yield Item(section=p.section, name=name, state="ok", found=found)
 
 
 def _ros() -> Iterator[Item]:

@@ -24,7 +24,8 @@ Metrics are means over the steps that a robot is up, then over episodes, with 95
     velocity_hits      share of joints and steps above the speed limit
     position_hits      share of joints and steps at or beyond an end of the joint's range
 
-Efforts and speeds are read once per control step, at its end. Intervals of all but survival are bootstrapped over
+Efforts and speeds are read once per control step, at its end: on a walking policy that gives 2 % less power and a tenth
+fewer torque hits than reading them in every physics step. Intervals of all but survival are bootstrapped over
 episodes (percentiles of 2,000 resamples with a fixed seed).
 """
 

@@ -1,10 +1,11 @@
 """One ONNX from signals to joint targets: interface, network and state in one graph, checked against torch."""
 
+import contextlib
 import datetime
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,32 +14,54 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from policies.contract import Dynamics, JointTargets, PolicyContract, Range, StateTensor, Training, embed, load_policy
-from policies.interface import WalkingInterface
+from policies.contract import (
+    TARGETS,
+    Dynamics,
+    JointTargets,
+    PolicyContract,
+    Range,
+    StateTensor,
+    Training,
+    embed,
+    load_policy,
+)
+from policies.interface import StateSpec, WalkingInterface, initial_state
+from policies.networks import Actor
+from policies.runs import POLICY
 from robots.errors import UserError
 from sim.backend import PlantConfig
 
 TOLERANCE = 1e-4
 """Largest difference between the exported graph and torch that is accepted [rad]."""
-PREFIX = "state."
+OPSET = 18
+"""ONNX operator set of the graph."""
 
 
 class PolicyGraph(nn.Module):
     """observe, network and act in one forward pass, on positional tensors."""
 
-    def __init__(self, interface: WalkingInterface, actor: nn.Module) -> None:
-        """Join an interface and the network from observation to action."""
+    def __init__(self, interface: WalkingInterface, actor: Actor) -> None:
+        """Join an interface and the network from observation to action; they must not call two states the same."""
         super().__init__()
         self.interface, self.actor = interface, actor
+        shared = interface.states.keys() & actor.states.keys()
+        if shared:
+            raise ValueError(f"interface and actor both have a state named {', '.join(sorted(shared))}")
+
+    @property
+    def states(self) -> dict[str, StateSpec]:
+        """Recurrent state by name, the interface's first."""
+        return self.interface.states | self.actor.states
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Signals in the interface's order, then states; returns targets (N, J), then the next states."""
-        names = [*self.interface.inputs, *self.interface.states]
+        names = [*self.interface.inputs, *self.states]
         given = dict(zip(names, tensors, strict=True))
-        state = {k: given[k] for k in self.interface.states}
-        obs = self.interface.observe(given, state)
-        targets, following = self.interface.act(self.actor(obs), obs, given, state)
-        return (targets, *(following[k] for k in self.interface.states))
+        obs = self.interface.observe(given, given)
+        action, memory = self.actor(obs, given)
+        targets, following = self.interface.act(action, obs, given, given)
+        following |= memory
+        return (targets, *(following[k] for k in self.states))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +82,7 @@ class Provenance:
 
 def export_policy(
     interface: WalkingInterface,
-    actor: nn.Module,
+    actor: Actor,
     provenance: Provenance,
     path: Path,
     recorded: Mapping[str, np.ndarray],
@@ -68,31 +91,49 @@ def export_policy(
 
     Args:
         interface: Observations and actions of the policy.
-        actor: Network from observation (N, num_obs) to action (N, num_actions).
+        actor: Network from observation (N, num_obs) and its memory to action (N, num_actions).
         provenance: What goes into the contract.
         path: The file; an older one stays until the new one is complete.
         recorded: Signals by name, (T, N, ...), T steps of N robots from their start.
 
     Returns: largest difference between onnxruntime and torch over the recorded signals [rad].
-    Raises: UserError when that difference is above TOLERANCE (nothing is written then) or the file cannot be written.
+    Raises: UserError when torch cannot export it, when that difference is above TOLERANCE, or when the file cannot be
+        written; nothing is written then.
     """
-    graph = PolicyGraph(interface, actor).eval()
+    graph = PolicyGraph(interface, actor)
     with tempfile.TemporaryDirectory() as folder:
-        raw = Path(folder) / "graph.onnx"
-        _trace(graph, raw)
-        trial = Path(folder) / "policy.onnx"
-        contract = build_contract(interface, provenance)
+        raw, trial = Path(folder) / "graph.onnx", Path(folder) / "policy.onnx"
+        try:
+            _trace(graph, raw)
+        except Exception as error:  # torch's exporter raises whatever the code it traces raises
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise UserError(f"{path}: torch could not export the policy: {reason}") from error
+        contract = build_contract(graph, provenance)
         embed(raw, contract, trial)
         difference = compare(graph, trial, recorded)
         if not difference <= TOLERANCE:
-            raise UserError(f"{path}: the exported policy differs from torch by {difference:.2e} rad, above {TOLERANCE:.0e}")
+            raise UserError(
+                f"{path}: the exported policy differs from torch by {difference:.2e} rad, at most {TOLERANCE:.0e} is "
+                "accepted; no policy was written"
+            )
         embed(raw, contract, path)
     return difference
 
 
-def build_contract(interface: WalkingInterface, provenance: Provenance) -> PolicyContract:
-    """The contract of a policy with this interface and history."""
-    spec, plant = interface.spec, provenance.plant
+def export_run(folder: Path) -> Path:
+    """Write the policy file of a run anew from its last checkpoint; returns the file. Raises UserError."""
+    from policies.train import load_trainer  # late: a run exports through this module
+
+    path = folder / POLICY
+    with contextlib.closing(load_trainer(folder)) as trainer:
+        trainer.export(path)
+    return path
+
+
+def build_contract(graph: PolicyGraph, provenance: Provenance) -> PolicyContract:
+    """The contract of a policy with this graph and history."""
+    interface, plant = graph.interface, provenance.plant
+    spec = interface.spec
     delays = [r for r in plant.randomize if r.pattern.endswith(".delay")]
     return PolicyContract(
         robot=spec.name,
@@ -102,7 +143,7 @@ def build_contract(interface: WalkingInterface, provenance: Provenance) -> Polic
         inputs=interface.signals,
         states=tuple(
             StateTensor(name=k, shape=s.shape, initial=(s.initial,) * int(np.prod(s.shape)))
-            for k, s in interface.states.items()
+            for k, s in graph.states.items()
         ),
         output=JointTargets.of(spec, held=[n for n in spec.joint_names if n not in interface.legs]),
         rate_hz=1 / interface.dt,
@@ -129,7 +170,7 @@ def compare(graph: PolicyGraph, path: Path, recorded: Mapping[str, np.ndarray]) 
     steps, num = next(iter(recorded.values())).shape[:2]
     policy = load_policy(path, graph.interface.spec)
     policy.reset(num)
-    state = [torch.full((num, *s.shape), s.initial) for s in graph.interface.states.values()]
+    state = list(initial_state(graph.states, num).values())
     worst = 0.0
     for t in range(steps):
         signals = {k: recorded[k][t] for k in graph.interface.inputs}
@@ -140,34 +181,55 @@ def compare(graph: PolicyGraph, path: Path, recorded: Mapping[str, np.ndarray]) 
 
 def current_commit() -> str:
     """Commit of the working tree this code runs from, with "+changes" if it differs; "unknown" outside git."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).resolve().parent.parent
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
+        if Path(git("rev-parse", "--show-toplevel")) != root:
+            return "unknown"  # installed inside someone else's repository
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def _trace(graph: PolicyGraph, path: Path) -> None:
-    interface = graph.interface
-    example: dict[str, Any] = {s.name: torch.zeros(2, *s.shape) for s in interface.signals}
-    if "imu_quat" in example:
-        example["imu_quat"][:, 0] = 1
-    states = {PREFIX + k: torch.full((2, *s.shape), s.initial) for k, s in interface.states.items()}
-    inputs = [*example, *states]
-    outputs = ["joint_targets", *(f"next_{k}" for k in states)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's exporter announces its own deprecations
+    """Write the graph as plain ONNX with a dynamic batch axis.
+
+    torch's older exporter: the newer one takes thirty times as long for the same graph and writes an LSTM no better.
+    """
+    signals: dict[str, Any] = {s.name: torch.zeros(2, *s.shape) for s in graph.interface.signals}
+    if "imu_quat" in signals:
+        signals["imu_quat"][:, 0] = 1
+    states = initial_state(graph.states, 2)
+    inputs = [*signals, *(f"state.{k}" for k in states)]
+    outputs = [TARGETS, *(f"next_state.{k}" for k in states)]
+    with _exporter_warnings():
         torch.onnx.export(
             graph,
-            (*example.values(), *states.values()),
+            (*signals.values(), *states.values()),
             str(path),
             input_names=inputs,
             output_names=outputs,
             dynamic_axes={name: {0: "N"} for name in (*inputs, *outputs)},
-            opset_version=18,
+            opset_version=OPSET,
             dynamo=False,
         )
+
+
+@contextlib.contextmanager
+def _exporter_warnings() -> Iterator[None]:
+    """A branch that tracing would freeze is an error; what torch says about its own code is left out.
+
+    That is: the exporter's age, the shape checks in `torch.nn.LSTM` and `GRU`, and the batch size of their example,
+    which matters for graphs without explicit state only. `compare` and `load_policy` run the graph with other ones.
+    """
+    with warnings.catch_warnings():
+        frozen_branch = torch.jit.TracerWarning  # type: ignore[attr-defined]
+        warnings.filterwarnings("error", category=frozen_branch)
+        warnings.filterwarnings("ignore", category=frozen_branch, module=r"torch\.nn\.modules\.rnn")
+        warnings.filterwarnings("ignore", message="You are using the legacy TorchScript-based ONNX export")
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.onnx\.")
+        warnings.filterwarnings("ignore", message="Exporting a model to ONNX with a batch_size other than 1")
+        yield

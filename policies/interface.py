@@ -27,16 +27,26 @@ class StateSpec:
     """Value of every element at an episode's start."""
 
 
+def initial_state(specs: Mapping[str, StateSpec], num: int) -> dict[str, Tensor]:
+    """Recurrent state of `num` robots at their episodes' start, name to (num, *shape)."""
+    return {name: torch.full((num, *s.shape), s.initial) for name, s in specs.items()}
+
+
+def restarted(state: Tensors, specs: Mapping[str, StateSpec], ids: Tensor) -> dict[str, Tensor]:
+    """`state` with that of the robots `ids` (n,) set to an episode's start."""
+    return {name: values.index_fill(0, ids, specs[name].initial) for name, values in state.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class WalkingConfig:
     """How the walking interface scales, references and remembers."""
 
     action_scale: float = 0.25
     """Hip and knee angle per unit of action [rad]."""
-    ankle_scale: float = 0.5
+    yaw_scale: float = 0.1
+    """Hip yaw angle per unit of action [rad]; the pelvis alone is light, and coarse turns shake it."""
+    ankle_scale: float = 0.35
     """Ankle angle per unit of action [rad]; ankles are softer, so that a unit means a similar torque."""
-    lift: float = 0.25
-    """Reference of the swing leg: hip -lift, knee +2 lift, ankle -lift at mid-swing [rad]."""
     stride_gain: float = 0.6
     """Share of the commanded step that the reference already makes; 0 steps on the spot."""
     leg_length: float = 0.85
@@ -54,6 +64,15 @@ class WalkingInterface(nn.Module):
     """
 
     inputs = ("joint_pos", "joint_vel", "imu_quat", "imu_gyro", "command")
+    leg_index: Tensor
+    waist_index: Tensor
+    default: Tensor
+    lower: Tensor
+    upper: Tensor
+    pattern: Tensor
+    scale: Tensor
+    spread: Tensor
+    command_scale: Tensor
 
     def __init__(self, spec: RobotSpec, gait: GaitConfig, dt: float, config: WalkingConfig | None = None) -> None:
         """For a robot with groups "legs" (yaw, pitch, roll, knee, ankle pitch, ankle roll; left first) and an IMU.
@@ -73,8 +92,10 @@ class WalkingInterface(nn.Module):
         self.register_buffer("lower", limits[:, 0])
         self.register_buffer("upper", limits[:, 1])
         self.register_buffer("pattern", _leg_pattern(spec, self.legs))
-        scale = [self.config.ankle_scale if "ankle" in n else self.config.action_scale for n in self.legs]
+        scales = {"ankle": self.config.ankle_scale, "hip_yaw": self.config.yaw_scale}
+        scale = [next((v for k, v in scales.items() if k in n), self.config.action_scale) for n in self.legs]
         self.register_buffer("scale", torch.tensor(scale))
+        self.register_buffer("command_scale", torch.tensor([2.0, 2.0, 1.0]))
         spread = torch.zeros(self.num_actions, len(spec.joints))
         spread[torch.arange(self.num_actions), index] = 1
         self.register_buffer("spread", spread)
@@ -103,7 +124,8 @@ class WalkingInterface(nn.Module):
         gravity = _gravity(quat)
         pos = signals["joint_pos"].index_select(1, self.leg_index) - self.default.index_select(0, self.leg_index)
         vel = signals["joint_vel"].index_select(1, self.leg_index)
-        command = signals["command"] * torch.tensor([2.0, 2.0, 1.0])
+        command, _ = self._command(signals)
+        command = command * self.command_scale
         angle = 2 * torch.pi * state["phase"]
         parts = [0.25 * gyro, gravity, command, pos, 0.05 * vel, state["action"], torch.sin(angle), torch.cos(angle)]
         frame = torch.cat(parts, dim=1)
@@ -111,8 +133,9 @@ class WalkingInterface(nn.Module):
 
     def act(self, action: Tensor, obs: Tensor, signals: Tensors, state: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """Joint targets (N, J) [rad] for the action (N, num_actions), and the next state."""
-        phase = self._advance(state["phase"], signals["command"])
-        legs = self._reference(phase, signals["command"]) + self.scale * action
+        command, stand = self._command(signals)
+        phase = self._advance(state["phase"], stand)
+        legs = self._reference(phase, command) + self.scale * action
         targets = torch.clamp(self.default + legs @ self.spread, self.lower, self.upper)
         following = {"phase": phase, "action": action}
         if self.config.history > 1:
@@ -120,7 +143,11 @@ class WalkingInterface(nn.Module):
         return targets, following
 
     def privileged(self, signals: Tensors) -> Tensor:
-        """What only a simulation knows, for critics: base velocity, height, feet, true leg speeds; (N, P)."""
+        """What only a simulation knows, for critics, (N, P).
+
+        Velocity of the base in its own frame, its height and the feet's; force, speed and tilt of the feet, in the
+        world frame.
+        """
         foot_force = signals["privileged.foot_force"].flatten(1) * 0.002
         height = signals["privileged.base_pos"][:, 2:] - signals["privileged.ground"]
         feet = signals["privileged.foot_pos"][:, :, 2] - signals["privileged.ground"]
@@ -159,16 +186,21 @@ class WalkingInterface(nn.Module):
         angle = signals["joint_pos"].index_select(1, self.waist_index).sum(1, keepdim=True)
         speed = signals["joint_vel"].index_select(1, self.waist_index).sum(1, keepdim=True)
         half = 0.5 * angle
-        w, x, y, z = signals["imu_quat"].split(1, dim=1)
+        w, x, y, z = signals["imu_quat"].chunk(4, dim=1)
         c, s = torch.cos(half), torch.sin(half)
         quat = torch.cat([w * c + z * s, x * c - y * s, y * c + x * s, z * c - w * s], dim=1)
-        gx, gy, gz = signals["imu_gyro"].split(1, dim=1)
+        gx, gy, gz = signals["imu_gyro"].chunk(3, dim=1)
         ca, sa = torch.cos(angle), torch.sin(angle)
         return quat, torch.cat([ca * gx - sa * gy, sa * gx + ca * gy, gz - speed], dim=1)
 
-    def _advance(self, phase: Tensor, command: Tensor) -> Tensor:
-        """`sim.gait.advance_phase` for (N, 1) tensors."""
+    def _command(self, signals: Tensors) -> tuple[Tensor, Tensor]:
+        """The command (N, 3), zero where it asks to stand (training gave no other such command), and where (N, 1)."""
+        command = signals["command"]
         stand = (command * command).sum(1, keepdim=True).sqrt() < self.gait.stand_below
+        return torch.where(stand, 0, command), stand
+
+    def _advance(self, phase: Tensor, stand: Tensor) -> Tensor:
+        """`sim.gait.advance_phase` for (N, 1) tensors."""
         halves = 2 * phase
         ahead = halves + 2 * self.dt / self.gait.period
         resting = halves == torch.floor(halves)
@@ -182,7 +214,7 @@ class WalkingInterface(nn.Module):
         left_right = torch.cat([phase, torch.where(phase >= 0.5, phase - 0.5, phase + 0.5)], dim=1)
         stance = self.gait.stance
         swing = torch.clamp((left_right - stance) / (1 - stance), 0, 1)
-        lift = self.config.lift * torch.sin(torch.pi * swing)
+        lift = self.gait.lift * torch.sin(torch.pi * swing)
         travel = torch.where(left_right < stance, 0.5 - left_right / stance, -0.5 * torch.cos(torch.pi * swing))
         stride = self.config.stride_gain * stance * self.gait.period * command
         forward = travel * stride[:, 0:1] / self.config.leg_length
@@ -209,5 +241,5 @@ def _leg_pattern(spec: RobotSpec, legs: tuple[str, ...]) -> Tensor:
 
 def _gravity(quat: Tensor) -> Tensor:
     """World down (0, 0, -1) in the frame of quaternions (N, 4) w x y z; (N, 3)."""
-    w, x, y, z = quat.split(1, dim=1)
+    w, x, y, z = quat.chunk(4, dim=1)
     return torch.cat([2 * (w * y - x * z), -2 * (y * z + w * x), 1 - 2 * (w * w + z * z)], dim=1)

@@ -106,7 +106,7 @@ class Walker:
         seed: int = 0,
         perturbation: Perturbation | None = None,
         push_at: Sequence[float] = (),
-        threads: int = 1,
+        command: Command = (0.0, 0.0, 0.0),
     ) -> None:
         """Load a policy file (or a run folder's) and put its robot into the default pose; raises as `evaluate` does."""
         self.policy = load_policy(policy_file(path))
@@ -114,7 +114,8 @@ class Walker:
             num=1,
             seconds=FOREVER,
             seed=seed,
-            threads=threads,
+            threads=1,
+            command=command,
             push_at=tuple(push_at),
             perturbation=perturbation or Perturbation(),
             falls_end=False,
@@ -138,11 +139,6 @@ class Walker:
         """Hold joint targets (J) for a control step; the policy then sees `command`. False if the simulation broke."""
         self.task.fixed_command = np.array(command, np.float32)
         return not self._env.step(targets[None]).failed[0]
-
-    def command(self, command: Command) -> None:
-        """Set the command that the policy sees at the next `act`."""
-        self.task.fixed_command = np.array(command, np.float32)
-        self.signals["command"][:] = command
 
     def push(self, velocity: tuple[float, float]) -> None:
         """Set the horizontal base velocity, world frame [m/s]."""
@@ -208,8 +204,9 @@ def simulate(
     if not seconds > 0:
         raise UserError(f"expected a recording of more than 0 s, found {seconds} s")
     phases = _sorted(script) if script else (Phase(command=command),)
-    walker = Walker(path, seed, Perturbation(set_parameters=set_parameters or {}, noise=noise), push_at)
-    walker.command(command_at(phases, 0.0))
+    walker = Walker(
+        path, seed, Perturbation(set_parameters=set_parameters or {}, noise=noise), push_at, command_at(phases, 0.0)
+    )
     rows: dict[str, list[Array]] = {name: [] for name in walker.signals}
     targets, clock, fell_at, last = [], [], None, round(seconds / walker.dt)
     k = 0
@@ -543,24 +540,29 @@ def save_strip(
 ) -> None:
     """Write a PNG of `frames` pictures side by side, `spacing` [s] apart.
 
-    By default they lie in the middle of the recording, or end with it where the robot fell; a recording that is too
-    short is divided evenly. Raises UserError where nothing can be drawn or written.
+    By default they lie in the middle of the recording, or around the robot's fall; a recording that is too short is
+    divided evenly. Raises UserError where nothing can be drawn or written.
     """
     config = config or PictureConfig(width=200, height=400, azimuth=90.0, elevation=-6.0, distance=3.2, caption=False)
     rows = strip_rows(recording, frames, spacing, start)
-    picture = np.concatenate(list(pictures(recording, rows, config)), axis=1)
+    margin = ((0, 0), (0, 2), (0, 0))
+    images = [np.pad(image, margin, constant_values=255) for image in pictures(recording, rows, config)]
     with _replacing(path) as trial:
-        save_png(trial, picture)
+        save_png(trial, np.concatenate(images, axis=1)[:, :-2])
 
 
 def strip_rows(recording: Recording, frames: int, spacing: float, start: float | None = None) -> list[int]:
     """Rows of a recording that a strip shows."""
-    length = len(recording.targets)
-    stride = max(1, min(round(spacing / recording.dt), (length - 1) // max(1, frames - 1)))
-    latest = max(0, length - 1 - stride * (frames - 1))
-    middle = latest if recording.fell_at is not None else latest // 2
-    first = middle if start is None else min(max(0, round(start / recording.dt)), latest)
-    return [min(first + stride * i, length - 1) for i in range(frames)]
+    last = len(recording.targets) - 1
+    stride = max(1, min(round(spacing / recording.dt), last // max(1, frames - 1)))
+    latest = max(0, last - stride * (frames - 1))
+    if start is not None:
+        first = round(start / recording.dt)
+    elif recording.fell_at is not None:
+        first = round(recording.fell_at / recording.dt) - stride * (frames - 2)
+    else:
+        first = latest // 2
+    return [min(min(max(first, 0), latest) + stride * i, last) for i in range(frames)]
 
 
 def save_png(path: Path, image: Image) -> None:
@@ -740,7 +742,7 @@ def view(
     on other interfaces than the machine's own on purpose only. `on_start` is told when the page can be opened. Raises
     as `evaluate` does, and UserError without `viser`.
     """
-    walker = Walker(path, seed, perturbation)
+    walker = Walker(path, seed, perturbation, command=command)
     live = View(walker, host, port)
     live.set_command(command)
     if on_start is not None:
@@ -758,7 +760,6 @@ def _run_live(walker: Walker, live: View, seconds: float, stride: int = 2) -> No
     k, fallen_for = 0, 0.0
     while due - start < seconds:
         live.take_requests()
-        walker.command(live.command)
         if not walker.step(walker.act(), live.command):
             walker.reset()
         fallen_for = fallen_for + walker.dt if walker.fallen else 0.0

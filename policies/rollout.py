@@ -8,8 +8,8 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from policies.interface import WalkingInterface
-from sim.environment import Environment
+from policies.interface import WalkingInterface, initial_state, restarted
+from sim.environment import Environment, Step
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,7 @@ class Rollout(VecEnv):  # type: ignore[misc]
         self.max_episode_length = env.limit
         self.cfg: dict[str, Any] = {}
         self._signals = {name: torch.from_numpy(values) for name, values in env.signals.items()}
-        self._state = self._initial(self.num_envs)
+        self._state = initial_state(interface.states, self.num_envs)
         self._returns, self._lengths = torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=torch.long)
         self.finished: list[tuple[float, int, bool]] = []
         """Return, length and time-out of episodes that ran from their start, since last cleared."""
@@ -53,8 +53,10 @@ class Rollout(VecEnv):  # type: ignore[misc]
     def reset(self) -> None:
         """Start all episodes."""
         self.env.reset()
-        self._state = self._initial(self.num_envs)
+        self._state = initial_state(self.interface.states, self.num_envs)
+        self._returns[:], self._lengths[:] = 0, 0
         self._whole[:] = torch.from_numpy(self.env.steps) == 0
+        self.finished.clear()
         self._obs = self._observe(self._signals, self._state)
 
     def get_observations(self) -> TensorDict:
@@ -95,7 +97,7 @@ class Rollout(VecEnv):  # type: ignore[misc]
         self._whole = saved["whole"].clone()
         self._obs = self._observe(self._signals, self._state)
 
-    def _end(self, result: Any) -> Ended:
+    def _end(self, result: Step) -> Ended:
         ids = torch.from_numpy(result.ended)
         timed_out = torch.from_numpy(result.timed_out)[ids]
         final = {name: torch.from_numpy(values) for name, values in result.final.items()}
@@ -103,8 +105,7 @@ class Rollout(VecEnv):  # type: ignore[misc]
         for i, sim in enumerate(ids.tolist()):
             if self._whole[sim]:
                 self.finished.append((float(self._returns[sim]), int(self._lengths[sim]), bool(timed_out[i])))
-        for name, values in self._initial(len(ids)).items():
-            self._state[name] = self._state[name].index_copy(0, ids, values)
+        self._state = restarted(self._state, self.interface.states, ids)
         self._returns[ids], self._lengths[ids], self._whole[ids] = 0, 0, True
         return Ended(ids=ids, timed_out=timed_out, obs=obs)
 
@@ -112,6 +113,3 @@ class Rollout(VecEnv):  # type: ignore[misc]
         actor = self.interface.observe(signals, state)
         critic = torch.cat([actor, self.interface.privileged(signals)], dim=1)
         return TensorDict({"actor": actor, "critic": critic}, batch_size=[len(actor)])
-
-    def _initial(self, num: int) -> dict[str, Tensor]:
-        return {k: torch.full((num, *s.shape), s.initial) for k, s in self.interface.states.items()}

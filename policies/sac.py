@@ -5,17 +5,19 @@ temperature tuned to a target entropy. Layer-normalised critics. One worker thre
 main thread updates; both meet after every control step, so that a run is reproducible.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+import copy
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policies.networks import SymmetricMLP
+from policies.networks import Actor, FeedForwardActor, SymmetricMLP
 from policies.ppo import critic_mirror
 from policies.rollout import Rollout
+from robots.errors import UserError
 
 LOG_STD_RANGE = (-4.0, 0.0)
 
@@ -123,8 +125,14 @@ class SACLearner:
     name = "sac"
 
     def __init__(self, rollout: Rollout, config: SACConfig) -> None:
-        """Build networks for `rollout`, which must have been reset."""
+        """Build networks for `rollout`, which must have been reset. Raises UserError for numbers that do not fit.
+
+        `close` ends the worker thread.
+        """
         self.rollout, self.config = rollout, config
+        if config.capacity < max(config.warmup, config.num_envs):
+            needed = max(config.warmup, config.num_envs)
+            raise UserError(f"SAC never learns with room for {config.capacity} transitions: it needs at least {needed}")
         obs = rollout.get_observations()
         self.obs_dim = obs["actor"].shape[1]
         permutation, signs = critic_mirror(rollout)
@@ -134,6 +142,7 @@ class SACLearner:
         self.critic = SymmetricMLP(q_mirror, 1, None, config.hidden, ensemble=2, layer_norm=True)
         self.target = SymmetricMLP(q_mirror, 1, None, config.hidden, ensemble=2, layer_norm=True)
         self.target.load_state_dict(self.critic.state_dict())
+        self.target.requires_grad_(False)
         self.log_temperature = torch.tensor(config.first_temperature).log().requires_grad_()
         self.actor_optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.actor_rate, fused=True)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_rate, fused=True)
@@ -152,23 +161,21 @@ class SACLearner:
         """`iteration` control steps with updates beside them; returns the last losses."""
         for _ in range(self.config.iteration):
             self._control_step()
-        return self._losses | {"policy/temperature": float(self.log_temperature.exp())}
+        return self._losses | {"policy/temperature": float(self.log_temperature.detach().exp())}
 
-    def actor(self) -> nn.Module:
-        """The deterministic network from observation to action, for export."""
-        return self.policy
+    def actor(self) -> Actor:
+        """The deterministic network from observation to action, a copy."""
+        return FeedForwardActor(self.policy)
 
     def state(self) -> dict[str, Any]:
-        """Weights, optimizers and replay."""
+        """Weights, optimizers and replay, copied."""
+        networks = {"policy": self.policy, "critic": self.critic, "target": self.target}
         return {
-            "policy": self.policy.state_dict(),
-            "critic": self.critic.state_dict(),
-            "target": self.target.state_dict(),
+            **{k: copy.deepcopy(network.state_dict()) for k, network in networks.items()},
             "log_temperature": self.log_temperature.detach().clone(),
-            "optimizers": [o.state_dict() for o in self._optimizers],
+            "optimizers": [copy.deepcopy(o.state_dict()) for o in self._optimizers],
             "replay": {"data": self.replay.data[: self.replay.size].clone(), "next": self.replay.next},
             "count": self.count,
-            "config": asdict(self.config),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -179,11 +186,15 @@ class SACLearner:
         with torch.no_grad():
             self.log_temperature.copy_(saved["log_temperature"])
         for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+            optimizer.load_state_dict(copy.deepcopy(state))
         data = saved["replay"]["data"]
         self.replay.data[: len(data)] = data
         self.replay.size, self.replay.next = len(data), saved["replay"]["next"]
         self.count = saved["count"]
+
+    def close(self) -> None:
+        """End the worker thread."""
+        self._worker.shutdown()
 
     @property
     def _optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -194,9 +205,12 @@ class SACLearner:
         with torch.no_grad():
             action, _ = self.policy.sample(obs["actor"])
         stepping = self._worker.submit(self._step, action)
-        if self.replay.size >= self.config.warmup:
-            for _ in range(self.config.updates):
-                self._update()
+        try:
+            if self.replay.size >= self.config.warmup:
+                for _ in range(self.config.updates):
+                    self._update()
+        finally:
+            wait([stepping])  # whatever happens here, no one may find the simulation in motion
         following, reward, failed = stepping.result()
         self.replay.add(obs["critic"], action, self.config.reward_scale * reward, failed, following)
 
@@ -216,7 +230,9 @@ class SACLearner:
         with torch.no_grad():
             next_action, log_density = self.policy.sample(following[:, : self.obs_dim])
             next_q = self.target(torch.cat([following, next_action], dim=1)).squeeze(-1).min(0).values
-            goal = reward + self.config.gamma * (1 - failed) * (next_q - temperature * log_density)
+            value = next_q - temperature * log_density
+            # The last state of a simulation that broke may be anything, its value not even finite: it is not read.
+            goal = reward + self.config.gamma * torch.where(failed > 0, 0, value)
         q = self.critic(torch.cat([obs, action], dim=1)).squeeze(-1)
         critic_loss = (q - goal).square().mean(1).sum()
         self._descend(self.critic_optimizer, critic_loss)
@@ -242,5 +258,5 @@ class SACLearner:
     @staticmethod
     def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes or completes the virtual environment: a CPU build of torch, then tarsus with everything it can use.
-# Installs the system libraries that drawing without a display needs, or says how. Run by the Makefile; safe to repeat.
+# Installs the system libraries that pip cannot bring, or says how. Run by the Makefile; safe to repeat.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3.11}
@@ -49,35 +49,31 @@ install_tarsus() {
     pip install --quiet --editable '.[all,dev]'
 }
 
-renderers() { "$venv/bin/python" -c 'import tarsus_doctor; print(*tarsus_doctor.offscreen())'; }
+missing_libraries() { "$venv/bin/python" -c 'import tarsus_doctor; print(*tarsus_doctor.system_packages())'; }
 
-# EGL first; OSMesa where a distribution still has it.
-check_rendering() {
-    local packages found
-    for packages in "libegl1 libegl-mesa0 libgl1-mesa-dri" libosmesa6; do
-        found=$(renderers)
-        if [ -n "$found" ]; then
-            say "drawing without a display works: $found"
-            return
-        fi
-        if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-            break
-        fi
-        say "drawing without a display does not work yet: installing $packages"
-        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $packages; } >/dev/null ||
-            say "apt-get could not install $packages"
-    done
-    found=$(renderers)
-    if [ -n "$found" ]; then
-        say "drawing without a display works: $found"
-    else
-        say "drawing without a display does not work, so there will be no pictures and videos. To get them:"
-        say "    sudo apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"
+apt_install() {
+    local output
+    say "installing $*"
+    output=$({ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y "$@"; } 2>&1) ||
+        say "apt-get failed: $(tail -n 1 <<<"$output")"
+}
+
+# Drawing without a display, and Pinocchio's threads.
+check_libraries() {
+    local missing
+    missing=$(missing_libraries)
+    if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        apt_install $missing
+        missing=$(missing_libraries)
+    fi
+    if [ -n "$missing" ]; then
+        say "some things will not work (pictures and videos, or Pinocchio; \`$venv/bin/tarsus doctor\` says which) until you type"
+        say "    sudo apt-get install $missing"
     fi
 }
 
 make_venv
 install_torch
 install_tarsus
-check_rendering
+check_libraries
 say "done; $venv/bin/tarsus --help"

@@ -12,13 +12,15 @@ Float32 = NDArray[np.float32]
 class GaitConfig:
     """A walk with two alternating feet."""
 
-    period: float = 0.8
+    period: float = 0.56
     """Duration of one cycle of two steps [s]."""
     stance: float = 0.55
     """Share of the cycle that a foot stands; above one half both feet stand in between."""
     stand_below: float = 0.1
     """Norm of the command (m/s, m/s, rad/s) below which the robot stands."""
-    clearance: float = 0.08
+    lift: float = 0.2
+    """Reference of the swing leg at mid-swing: hip pitch -lift, knee +2 lift, ankle pitch -lift [rad]."""
+    clearance: float = 0.06
     """Height of the swing foot's reference at mid-swing [m]."""
 
 

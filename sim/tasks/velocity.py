@@ -16,6 +16,10 @@ from sim.sensors import SensorConfig
 from sim.terrain import RoughGround
 
 SOLE_BELOW_ANKLE = 0.045
+START_CLEARANCE = 0.04
+"""Drop at an episode's start [m]: starting joint angles are noisy, and no sole may begin inside the ground."""
+FOOT_REACH = 0.4
+"""No part of a foot is farther from the base than this, along x or y, at an episode's start [m]."""
 CONTACT_FORCE = 5.0
 
 
@@ -29,7 +33,7 @@ class CommandConfig:
     """Range of the velocity to the left [m/s]."""
     turn: tuple[float, float] = (-0.8, 0.8)
     """Range of the rate of turn to the left [rad/s]."""
-    start_scale: float = 0.4
+    start_scale: float = 0.5
     """Share of these ranges at the start of training; grows to 1 with success."""
     stand_share: float = 0.1
     """Share of commands that ask to stand still."""
@@ -44,9 +48,9 @@ class PushConfig:
     """Sudden changes of the base's horizontal velocity."""
 
     speed: float = 1.0
-    """Velocity after a push, each axis uniform in +-speed, reached at the end of the curriculum [m/s]."""
+    """Velocity after a push, each axis uniform in +-speed [m/s]."""
     seconds: float = 6.0
-    """Mean time between pushes [s]; 0 for none."""
+    """Mean time between pushes at the end of the curriculum [s]; rarer before, 0 for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +58,13 @@ class RewardWeights:
     """Weight of each term; the sum times the control step, not below zero, is the reward."""
 
     # what is asked
-    track_linear: float = 1.5
-    track_linear_sharp: float = 1.0
+    track_linear: float = 2.0
+    track_linear_sharp: float = 2.0
     track_turn: float = 1.0
-    track_turn_sharp: float = 0.5
+    track_turn_sharp: float = 1.0
     alive: float = 0.15
     gait: float = 4.0
+    imitate: float = 2.0
     # posture
     upright: float = -1.0
     height: float = -10.0
@@ -95,8 +100,8 @@ class VelocityConfig:
     """All numbers of the task."""
 
     plant: PlantConfig
-    episode: EpisodeConfig = EpisodeConfig()
-    gait: GaitConfig = GaitConfig()
+    episode: EpisodeConfig = field(default_factory=EpisodeConfig)
+    gait: GaitConfig = field(default_factory=GaitConfig)
     command: CommandConfig = CommandConfig()
     push: PushConfig = PushConfig()
     weights: RewardWeights = RewardWeights()
@@ -114,7 +119,7 @@ class VelocityConfig:
 
 
 TRAINING_PLANT = PlantConfig(
-    lock=("waist", "arms", "wrists"),
+    lock=("arms", "wrists"),
     max_delay=0.02,
     randomize=(
         Randomize(pattern="contact.*_heel_*.friction", lo=0.4, hi=1.25, kind="value", shared=True),
@@ -179,7 +184,9 @@ class Velocity:
         legs = self.spec.index(self.spec.group("legs"))
         self._legs = slice(int(legs[0]), int(legs[-1]) + 1)
         names = self.spec.group("legs")
-        self._sideways = [int(i) for i in legs if self.spec.joint_names[i].endswith(("hip_yaw_joint", "hip_roll_joint"))]
+        self._sideways = self.spec.index([n for n in names if n.endswith(("hip_yaw_joint", "hip_roll_joint"))])
+        wanted = [f"{side}_{part}_joint" for side in ("left", "right") for part in ("hip_pitch", "knee")]
+        self._sagittal = self.spec.index(wanted)
         self._default = self.spec.array("default_pos").astype(np.float32)
         limits = self.spec.array("pos_limit", names)
         middle, half = limits.mean(axis=1), 0.45 * np.ptp(limits, axis=1)
@@ -192,6 +199,7 @@ class Velocity:
         self._resample = np.zeros(n, np.int64)
         self._terrain_level = np.zeros(n, np.int64)
         self._track_sum = np.zeros(n, np.float32)
+        self._age = np.zeros(n, np.int64)
         self._feet_ground = np.zeros((n, len(self.spec.foot_bodies)), np.float32)
         self._tally = _Tally()
 
@@ -200,7 +208,7 @@ class Velocity:
         n, c = len(ids), self.config
         self._draw_commands(ids, rng)
         self.phase[ids] = 0
-        self._last_vel[ids], self._track_sum[ids] = 0, 0
+        self._last_vel[ids], self._track_sum[ids], self._age[ids] = 0, 0, 0
         self._last_targets[ids] = self._default[self._legs]
         noise = rng.uniform(-c.start_noise, c.start_noise, (n, len(self._default)))
         yaw = rng.uniform(-np.pi, np.pi, n)
@@ -208,8 +216,9 @@ class Velocity:
         if self.plant.ground is not None:
             spread = rng.uniform(-0.4, 0.4, (n, 2)) * (self.plant.ground.band, self.plant.ground.band)
             pos[:, :2] = self.plant.ground.centre(self._terrain_level[ids]) + spread
-            pos[:, 2] = self.plant.ground.height_at(pos[:, :2]) + 0.03
-        pos[:, 2] += self.spec.spawn_height
+            pos[:, 2] = self.plant.ground.highest_around(pos[:, :2], FOOT_REACH)
+            self.signals["privileged.ground"][ids, 0] = self.plant.ground.height_at(pos[:, :2].astype(np.float32))
+        pos[:, 2] += self.spec.spawn_height + START_CLEARANCE
         quat = np.stack([np.cos(yaw / 2), 0 * yaw, 0 * yaw, np.sin(yaw / 2)], axis=1)
         speed = rng.uniform(-c.start_speed, c.start_speed, (n, 6))
         variety = c.curriculum.start_variety + (1 - c.curriculum.start_variety) * self.level
@@ -224,6 +233,7 @@ class Velocity:
         total = sum(np.float32(weights[k]) * v for k, v in terms.items()) * self._dt
         reward = np.maximum(np.asarray(total, np.float32), 0)
         self._track_sum += terms["track_linear"]
+        self._age += 1
         for k, v in terms.items():
             self._tally.values[k] = self._tally.values.get(k, 0.0) + float(v.mean())
         self._tally.count += 1
@@ -231,28 +241,32 @@ class Velocity:
 
     def disturb(self, steps: NDArray[np.int64], rng: np.random.Generator) -> None:
         """Change commands and push the robot, before the next control step."""
-        due = np.flatnonzero(steps >= self._resample)
+        self._resample -= 1
+        due = np.flatnonzero(self._resample <= 0)
         if len(due):
-            self._draw_commands(due, rng, steps[due])
+            self._draw_commands(due, rng)
         push = self.config.push
         if self.fixed_push:
-            pushed, speed = np.flatnonzero(np.isin(steps, self.fixed_push)), push.speed
+            pushed = np.flatnonzero(np.isin(steps, self.fixed_push))
         elif push.seconds > 0:
-            pushed = np.flatnonzero(rng.random(len(steps)) < self._dt / push.seconds)
-            speed = push.speed * self.level
+            pushed = np.flatnonzero(rng.random(len(steps)) < self.level * self._dt / push.seconds)
         else:
             return
         if len(pushed):
-            self._backend.push(pushed, rng.uniform(-speed, speed, (len(pushed), 2)))
+            self._backend.push(pushed, rng.uniform(-push.speed, push.speed, (len(pushed), 2)))
 
     def finish(self, ids: Ids, steps: NDArray[np.int64], timed_out: Bool) -> None:
-        """Learn from the episodes that end: the level of commands and pushes, and each robot's ground."""
+        """Learn from the episodes that end: the level of commands and pushes, and each robot's ground.
+
+        The first, staggered episodes are shorter than their steps say and teach nothing.
+        """
+        whole = self._age[ids] == steps
         score = self._track_sum[ids] / np.maximum(steps, 1)
-        good = timed_out & (score > self.config.curriculum.good_tracking)
+        good = whole & timed_out & (score > self.config.curriculum.good_tracking)
         rate = self.config.curriculum.rate
-        self.level = float(np.clip(self.level + rate * (good.sum() - 0.5 * (~good).sum()), 0, 1))
+        self.level = float(np.clip(self.level + rate * (good.sum() - 0.5 * (whole & ~good).sum()), 0, 1))
         if self.plant.ground is not None:
-            change = np.where(good, 1, np.where(timed_out, 0, -1))
+            change = np.where(good, 1, np.where(timed_out | ~whole, 0, -1))
             self._terrain_level[ids] = np.clip(self._terrain_level[ids] + change, 0, self.plant.ground.levels - 1)
 
     def log(self) -> dict[str, float]:
@@ -286,9 +300,10 @@ class Velocity:
         "_resample",
         "_terrain_level",
         "_track_sum",
+        "_age",
     )
 
-    def _draw_commands(self, ids: Ids, rng: np.random.Generator, steps: NDArray[np.int64] | None = None) -> None:
+    def _draw_commands(self, ids: Ids, rng: np.random.Generator) -> None:
         c, n = self.config.command, len(ids)
         command = self.signals["command"]
         if self.fixed_command is not None:
@@ -298,12 +313,13 @@ class Velocity:
             ranges = np.array([c.forward, c.left, c.turn]) * scale
             drawn = rng.uniform(ranges[:, 0], ranges[:, 1], (n, 3))
             kind = rng.random(n)
-            drawn[kind < c.stand_share + c.turn_share, :2] = 0
+            turning = (kind >= c.stand_share) & (kind < c.stand_share + c.turn_share)
+            drawn[turning] = _turns(drawn[turning, 2], ranges[2], self.config.gait.stand_below)
             drawn[kind < c.stand_share] = 0
+            drawn[standing(drawn, self.config.gait)] = 0
             command[ids] = drawn
         self.stand[ids] = standing(command[ids], self.config.gait)
-        now = 0 if steps is None else steps
-        self._resample[ids] = now + np.maximum(1, (rng.uniform(0.5, 1.5, n) * c.seconds / self._dt).astype(np.int64))
+        self._resample[ids] = np.maximum(1, rng.uniform(0.5, 1.5, n) * c.seconds / self._dt)
 
     def _measure_ground(self) -> None:
         ground = self.plant.ground
@@ -368,11 +384,22 @@ class Velocity:
         aloft = np.maximum(1 - np.abs(height - wanted) / np.float32(gait.clearance), 0)
         swings = 0.5 * np.exp(force * np.float32(-0.01)) + 0.5 * aloft
         apart = np.sqrt(_square(foot[:, 0, :2] - foot[:, 1, :2]))
+        lift = np.float32(gait.lift) * np.sin(np.float32(np.pi) * progress) * ~stance
+        legs = s["privileged.joint_pos"][:, self._sagittal] - self._default[self._sagittal]
+        off = legs.reshape(-1, 2, 2) + lift[:, :, None] * np.array([1, -2], np.float32)
         return {
+            "imitate": np.exp(-4 * np.einsum("nfk,nfk->n", off, off)),
             "gait": np.where(stance, stands, swings).sum(axis=1) / 2,
             "feet_flat": np.einsum("nfk,nfk->n", up[:, :, :2], up[:, :, :2]),
             "feet_apart": np.maximum(np.float32(0.26) - apart, 0),
         }
+
+
+def _turns(turn: NDArray[np.float64], limits: NDArray[np.float64], least: float) -> NDArray[np.float64]:
+    """Commands (n, 3) to turn on the spot from rates (n), spread over `limits` without the rates that mean standing."""
+    most = np.where(turn < 0, -limits[0], limits[1])
+    rate = np.sign(turn) * (1.001 * least + (1 - 1.001 * least / most) * np.abs(turn))
+    return np.stack([0 * rate, 0 * rate, rate], axis=1)
 
 
 def _square(x: Float32) -> Float32:

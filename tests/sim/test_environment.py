@@ -262,7 +262,7 @@ def test_a_restored_environment_continues_bit_identically(name):
     run(env, 30)
     state = env.state()
     expected = run(env, 40)
-    assert sum(step["failed"].sum() for step in expected) > 3
+    assert sum(step["failed"].sum() for step in expected) > 0
     other = Environment(make_task(name), 6, 99, threads=2)
     other.reset()
     run(other, 7)
