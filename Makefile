@@ -6,11 +6,11 @@
 #   make setup    the virtual environment alone
 #   make clean    removes the virtual environment and what tools left behind; runs/ and demo/ stay
 #
-# PYTHON=python3.12 chooses another interpreter, TORCH=2.13.0 PyPI's build of torch (with CUDA on Linux).
+# PYTHON=python3.12 chooses another interpreter, TORCH_INDEX=URL a package index with CPU builds of torch.
 
 PYTHON ?= python3.11
 VENV ?= .venv
-TORCH ?= 2.13.0+cpu
+TORCH ?= 2.13.0
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 

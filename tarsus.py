@@ -75,6 +75,8 @@ class DemoConfig:
 
     out: Path = Path("demo")
     """Folder for what comes out."""
+    minutes: float = 1.5
+    """Length of the training [min]."""
 
 
 def _robots(args: Sequence[str]) -> int:
@@ -176,7 +178,7 @@ def _demo(args: Sequence[str]) -> int:
     config = _parse(DemoConfig, "demo", args)
     from policies.demo import run_demo
 
-    run_demo(config.out)
+    run_demo(config.out, minutes=config.minutes)
     return 0
 
 

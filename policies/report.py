@@ -201,7 +201,7 @@ def _score(tree: Mapping[str, object], scenario: str, metric: str, unit: str) ->
     if target is None:
         return text
     sign = "≥" if target.bound == "at least" else "≤"
-    return _Cell(text=f"{text} ({sign} {target.value:g})", css="good" if target.met(value) else "bad")
+    return _Cell(text=text, css="good" if target.met(value) else "bad", note=f"{sign} {target.value:g}")
 
 
 def _robustness(tree: Mapping[str, object]) -> str:
@@ -378,7 +378,7 @@ def curves_figure(curves: Mapping[str, tuple[Array, Array]]) -> "Figure":
         steps, values = curves[tag]
         axis.plot(steps / 1e6, values, color=BLUE, alpha=0.3, linewidth=0.8)
         axis.plot(steps / 1e6, moving_average(values, max(1, len(values) // 30)), color=BLUE, linewidth=1.6)
-        axis.set_title(CURVES.get(tag, tag), loc="left")
+        axis.set_title(CURVES.get(tag, tag), loc="left", fontsize=8)
         axis.set_xlabel("steps [millions]")
     for axis in axes[len(chosen) :]:
         axis.set_visible(False)
@@ -404,7 +404,6 @@ def _figure(
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
-        axis.title.set_fontsize(9)
         axis.xaxis.label.set_fontsize(9)
         axis.yaxis.label.set_fontsize(9)
         axis.margins(x=0.01)
@@ -418,6 +417,7 @@ def _figure(
 class _Cell:
     text: str
     css: str
+    note: str
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str | _Cell]]) -> str:
@@ -428,7 +428,7 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str | _Cell]]) -> st
 
 def _td(cell: str | _Cell) -> str:
     if isinstance(cell, _Cell):
-        return f"<td class={cell.css}>{html.escape(cell.text)}</td>"
+        return f"<td class={cell.css}>{html.escape(cell.text)}<br><small>target {html.escape(cell.note)}</small></td>"
     return f"<td>{html.escape(cell)}</td>"
 
 

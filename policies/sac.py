@@ -76,13 +76,13 @@ class GaussianActor(nn.Module):
         n = len(permutation)
         out_mirror = (torch.cat([permutation, n + permutation]), torch.cat([signs, torch.ones(n)]))
         self.net = SymmetricMLP(rollout.interface.mirror_obs(), 2 * n, out_mirror, config.actor_hidden, layer_norm=True)
-        self.bound, self.init_log_std = config.action_bound, config.init_log_std
+        self.num_actions, self.bound, self.init_log_std = n, config.action_bound, config.init_log_std
         with torch.no_grad():
             self.net.head.mul_(0.01)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Deterministic action (N, A)."""
-        mean, _ = self.net(obs).chunk(2, dim=-1)
+        mean = self.net(obs)[:, : self.num_actions]
         return self.bound * torch.tanh(mean)
 
     def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3.11}
 venv=${VENV:-.venv}
-torch=${TORCH:-2.13.0+cpu}
-torch_index=https://download.pytorch.org/whl/cpu
+torch=${TORCH:-2.13.0}
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() {
@@ -28,16 +27,15 @@ make_venv() {
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
-# A build of torch without CUDA is a fraction of the size of PyPI's, and PyTorch's own index has it. Where pip is set up
-# to find one elsewhere (a mirror, a folder of wheels), that is used. Another build that is already there stays.
+# Before anything that depends on torch, so that pip does not choose another build. On Linux, PyPI's own build brings
+# CUDA; an index with CPU builds saves a few GB: TORCH_INDEX=URL. Another build that is already there stays.
 install_torch() {
     if [ "$(installed torch | cut -d+ -f1)" = "${torch%%+*}" ]; then
         return
     fi
     say "installing torch $torch"
-    pip install --quiet "torch==$torch" 2>/dev/null ||
-        pip install --quiet "torch==$torch" --extra-index-url "$torch_index" ||
-        fail "torch $torch could not be installed, neither from pip's own sources nor from $torch_index"
+    pip install --quiet "torch==$torch" ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ||
+        fail "torch $torch could not be installed; TORCH_INDEX=URL adds another package index to pip's own sources"
 }
 
 installed() {
