@@ -47,10 +47,8 @@ class WalkingConfig:
     """Hip yaw angle per unit of action [rad]; the pelvis alone is light, and coarse turns shake it."""
     ankle_scale: float = 0.35
     """Ankle angle per unit of action [rad]; ankles are softer, so that a unit means a similar torque."""
-    stride_gain: float = 0.6
-    """Share of the commanded step that the reference already makes; 0 steps on the spot."""
-    leg_length: float = 0.85
-    """Hip to ankle in the default pose [m]."""
+    turn_gain: float = 0.8
+    """Share of the commanded turn that the reference's hip yaw already makes in each stance."""
     history: int = 1
     """Frames of observation the policy sees, the present one included."""
 
@@ -210,32 +208,30 @@ class WalkingInterface(nn.Module):
         return torch.where(halves >= 2, halves - 2, halves) / 2
 
     def _reference(self, phase: Tensor, command: Tensor) -> Tensor:
-        """Feed-forward leg angles (N, L): the swing leg lifts, feet travel back in stance and forth in swing."""
+        """Feed-forward leg angles (N, L): the swing leg lifts, the standing foot turns back and the swinging one ahead.
+
+        Steps forward and sideways are left to the policy: feet placed ahead of a body that is still slow brake it.
+        """
         left_right = torch.cat([phase, torch.where(phase >= 0.5, phase - 0.5, phase + 0.5)], dim=1)
         stance = self.gait.stance
         swing = torch.clamp((left_right - stance) / (1 - stance), 0, 1)
         lift = self.gait.lift * torch.sin(torch.pi * swing)
         travel = torch.where(left_right < stance, 0.5 - left_right / stance, -0.5 * torch.cos(torch.pi * swing))
-        stride = self.config.stride_gain * stance * self.gait.period * command
-        forward = travel * stride[:, 0:1] / self.config.leg_length
-        left = travel * stride[:, 1:2] / self.config.leg_length
-        turn = travel * stride[:, 2:3]
-        return torch.stack([lift, forward, left, turn], dim=2).flatten(1) @ self.pattern
+        turn = travel * (self.config.turn_gain * stance * self.gait.period) * command[:, 2:3]
+        return torch.stack([lift, turn], dim=2).flatten(1) @ self.pattern
 
 
 def _leg_pattern(spec: RobotSpec, legs: tuple[str, ...]) -> Tensor:
-    """How lift, forward, left and turn of each foot move the leg joints, (2 * 4, L); feet stay level."""
+    """How lift and turn of each foot move the leg joints, (2 * 2, L); feet stay level."""
     rows = {
         0: {"hip_pitch": -1.0, "knee": 2.0, "ankle_pitch": -1.0},
-        1: {"hip_pitch": -1.0, "ankle_pitch": 1.0},
-        2: {"hip_roll": 1.0, "ankle_roll": -1.0},
-        3: {"hip_yaw": 1.0},
+        1: {"hip_yaw": 1.0},
     }
-    pattern = torch.zeros(8, len(legs))
+    pattern = torch.zeros(2 * len(rows), len(legs))
     for foot, side in enumerate(("left", "right")):
         for row, joints in rows.items():
             for part, value in joints.items():
-                pattern[4 * foot + row, legs.index(f"{side}_{part}_joint")] = value
+                pattern[len(rows) * foot + row, legs.index(f"{side}_{part}_joint")] = value
     return pattern
 
 

@@ -89,15 +89,12 @@ def test_it_is_the_plain_network_it_stands_for(x: Tensor) -> None:
     torch.testing.assert_close(network(x), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_layer_norm_takes_mean_and_scale_over_both_halves(x: Tensor) -> None:
-    """One hidden layer and an output that reads it: the two halves together have mean 0 and variance 1."""
+def test_layer_norm_takes_mean_and_scale_over_both_halves(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes into the activation, both halves together, has mean 0 and variance 1."""
     network = make(out_mirror=None, widths=(64,), layer_norm=True)
     seen: list[Tensor] = []
-    elu, nn.functional.elu = nn.functional.elu, lambda a: seen.append(a) or a
-    try:
-        network(x)
-    finally:
-        nn.functional.elu = elu
+    monkeypatch.setattr(nn.functional, "elu", lambda a: seen.append(a) or a)
+    network(x)
     both = torch.cat(seen, dim=-1)
     torch.testing.assert_close(both.mean(-1), torch.zeros(1, 20), atol=1e-5, rtol=0)
     torch.testing.assert_close(both.var(-1, correction=0), torch.ones(1, 20), atol=1e-3, rtol=0)
@@ -206,7 +203,7 @@ def test_an_actor_with_explicit_memory_is_the_network_run_over_time(
     for obs, latent in zip(sequence, expected, strict=True):
         action, state = actor(obs, state)
         torch.testing.assert_close(action, network(latent), atol=1e-6, rtol=1e-5)
-        assert {k: v.shape for k, v in state.items()} == {k: (3, layers, 6) for k in names}
+        assert {k: v.shape for k, v in state.items()} == dict.fromkeys(names, (3, layers, 6))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

@@ -167,12 +167,12 @@ ARMATURE = {
     "N5020-16": (0.003609725, (17, 18, 19, 24, 25, 26)),
 }
 PUBLISHED_FRICTION = {2.4: (13, 14, 16, 20, 21, 23), 1.6: (4, 5, 10, 11, 15, 22)}  # [N m], the N7520 motors
-GAINS = {  # unitree_rl_gym: kp [N m/rad], kd [N m s/rad]
+GAINS = {  # unitree_rl_gym where not said otherwise: kp [N m/rad], kd [N m s/rad]
     "hip_yaw": (200, 2.5),
     "hip_pitch": (200, 2.5),
     "hip_roll": (200, 2.5),
     "knee": (300, 4),
-    "ankle": (40, 2),
+    "ankle": (80, 2),  # its SDK example for 27 joints
     "torso": (300, 3),
     "shoulder": (120, 2),
     "elbow": (80, 1),

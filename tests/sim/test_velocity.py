@@ -137,7 +137,7 @@ def test_no_term_is_negative_so_that_the_weight_says_whether_it_is_wanted():
             assert values.shape == (200,), name
             assert values.min() >= 0, name
     weights = asdict(RewardWeights())
-    wanted = {"track_linear", "track_linear_sharp", "track_turn", "track_turn_sharp", "alive", "gait"}
+    wanted = {"track_linear", "track_linear_sharp", "track_turn", "track_turn_sharp", "alive", "gait", "imitate"}
     assert {name for name, weight in weights.items() if weight > 0} == wanted
 
 
