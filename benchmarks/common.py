@@ -3,7 +3,10 @@
     @dataclass(frozen=True, kw_only=True)
     class Config(Benchmark): ...
 
-    finish(config, "env_throughput", results)
+    def main(config: Config) -> None:
+        finish(config, "env_throughput", results)
+
+    run(main, Config)
 
 `--record` writes docs/benchmarks/NAME.json (the results with commit, date, machine, command and seeds) and draws
 docs/benchmarks/NAME.md anew, with a table and a picture. `--quick` is a smaller measurement, never recorded.
@@ -21,7 +24,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import tyro
 
 from robots.errors import UserError
 
@@ -32,6 +37,18 @@ VERSIONS = ("mujoco", "numpy", "onnxruntime", "torch")
 PIPE_WIDTH = 200
 
 Picture = Callable[[Mapping[str, Any], Path], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table, printed and put into the recorded page."""
+
+    title: str = ""
+    """Line above it."""
+    headings: tuple[str, ...]
+    """Names of the columns."""
+    rows: Sequence[Sequence[str]]
+    """Cells, row by row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +66,24 @@ class Benchmark:
             raise UserError("a --quick measurement is not recorded: leave out --quick or --record")
 
 
+Config = TypeVar("Config", bound=Benchmark)
+
+
+def run(main: Callable[[Config], None], config: type[Config]) -> None:
+    """Call `main` with what the command line asks for; an error a person can act on is one sentence and exit code 1."""
+    try:
+        main(tyro.cli(config))
+    except UserError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
 def finish(
     config: Benchmark,
     name: str,
     results: Mapping[str, Any],
     *,
     seeds: Sequence[int] = (0,),
+    tables: Sequence[Table] = (),
     picture: Picture | None = None,
     text: str = "",
     folder: Path = FOLDER,
@@ -66,6 +95,7 @@ def finish(
         name: Name of the benchmark and of what is recorded.
         results: JSON values, nested as the benchmark likes; not-a-number becomes null.
         seeds: Seeds that were used.
+        tables: What to print and to show on the recorded page; by default all results, one a row.
         picture: Draws the results into a PNG file; by default the top-level numbers as bars.
         text: Markdown that explains the figures, for the recorded page.
         folder: Where records go.
@@ -74,13 +104,14 @@ def finish(
     Raises: UserError if the record cannot be written.
     """
     plain = {k: _plain(v) for k, v in results.items()}
-    _print_table(name, plain)
+    tables = tables or [Table(headings=("key", "value"), rows=[(k, short(v)) for k, v in leaves(plain)])]
+    _print_tables(name, tables)
     document = {**describe_run(seeds), **plain} if config.record else plain
     if config.record:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (picture or draw_bars)(plain, folder / f"{name}.png")
-            (folder / f"{name}.md").write_text(page(name, document, plain, text))
+            (folder / f"{name}.md").write_text(page(name, document, tables, text))
             (folder / f"{name}.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
         except OSError as error:
             raise UserError(f"cannot write the record in {folder}: {error.strerror or error}") from error
@@ -133,28 +164,32 @@ def _processor() -> str:
     return platform.machine()
 
 
-def page(name: str, document: Mapping[str, Any], results: Mapping[str, Any], text: str) -> str:
+def page(name: str, document: Mapping[str, Any], tables: Sequence[Table], text: str) -> str:
     """The recorded page in Markdown."""
     m = document["machine"]
     versions = ", ".join(f"{k} {m[k]}" for k in ("python", *VERSIONS) if k in m)
+    head, plus, changes = document["commit"].partition("+")
     lines = [
         f"# {name}",
         "",
         *([text.strip(), ""] if text.strip() else []),
-        f"Recorded {document['date']} at commit `{document['commit'][:12]}` on {m['cores']} x {m['processor']}, "
-        f"{m['memory_gib']} GiB, {m['system']} ({versions}; load {m['load']} at the end). Drawn by `--record`, not by "
-        "hand.",
+        f"Recorded {document['date']} at commit `{head[:12]}{plus}{changes}` on {m['cores']} x {m['processor']},",
+        f"{m['memory_gib']} GiB, {m['system']} ({versions}; load {m['load']} at the end).",
+        f"This page is drawn by `--record`, not by hand; every figure stands in [{name}.json]({name}.json).",
         "",
         f"    {document['command']}",
         "",
         f"![{name}]({name}.png)",
         "",
-        "| key | value |",
-        "|---|---|",
-        *(f"| `{key}` | {_short(value)} |" for key, value in leaves(results)),
-        "",
     ]
+    for table in tables:
+        lines += [*([f"**{table.title}**", ""] if table.title else []), *_markdown(table), ""]
     return "\n".join(lines)
+
+
+def _markdown(table: Table) -> list[str]:
+    rows = [table.headings, ["---"] * len(table.headings), *table.rows]
+    return [f"| {' | '.join(c.replace('|', chr(92) + '|') for c in row)} |" for row in rows]
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -175,30 +210,34 @@ def draw_bars(results: Mapping[str, Any], path: Path) -> None:
     axis = figure.subplots()
     axis.barh([k for k, _ in bars], [v for _, v in bars], color="#2563eb", height=0.6)
     for i, (_, value) in enumerate(bars):
-        axis.text(value, i, f" {value:.4g}", va="center", fontsize=9)
+        axis.text(value, i, f" {value:,.0f}" if value >= 1000 else f" {value:.4g}", va="center", fontsize=9)
     axis.set_xscale("log")
     axis.margins(x=0.15)
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
 
 
-def _print_table(name: str, results: Mapping[str, Any]) -> None:
+def _print_tables(name: str, tables: Sequence[Table]) -> None:
+    from rich import table as rich_table
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table("key", "value", box=SIMPLE_HEAD, pad_edge=False, title=name, title_justify="left")
-    for key, value in leaves(results):
-        table.add_row(key, _short(value).replace("[", "\\["))
     console = Console()
     if not console.is_terminal:
         console.width = PIPE_WIDTH
-    console.print(table)
+    for table in tables:
+        title = f"{name}: {table.title}" if table.title else name
+        printed = rich_table.Table(*table.headings, box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+        for row in table.rows:
+            printed.add_row(*map(Text, row))
+        console.print(printed)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A JSON value in few characters."""
     if isinstance(value, list):
-        return f"[{', '.join(_short(v) for v in value)}]"
+        return f"[{', '.join(short(v) for v in value)}]"
     if isinstance(value, float):
         return f"{value:.4g}"
     return "null" if value is None else str(value)

@@ -14,8 +14,8 @@ import gymnasium
 import mujoco
 import numpy as np
 import torch
-import tyro
-from common import Benchmark, finish
+
+from common import Benchmark, finish, run
 
 from policies.interface import WalkingInterface
 from policies.rollout import Rollout
@@ -174,4 +174,4 @@ def measure_async(workers: int, steps: int) -> float:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config))
+    run(main, Config)

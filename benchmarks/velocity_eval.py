@@ -8,10 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-from common import ROOT, Benchmark, finish
+from common import ROOT, Benchmark, Table, finish, run
 
-from policies.evaluate import PERTURBATIONS, ROBUSTNESS_SCENARIOS, SCENARIOS, TARGETS, evaluate, robustness, scores
+from policies.evaluate import (
+    PERTURBATIONS,
+    ROBUSTNESS_SCENARIOS,
+    SCENARIOS,
+    TARGETS,
+    UNITS,
+    Evaluation,
+    evaluate,
+    format_estimate,
+    robustness,
+    scores,
+)
 from robots.errors import UserError
 
 TEXT = """
@@ -55,7 +65,8 @@ def main(config: Config) -> None:
         "steps_per_s": evaluation.steps_per_s,
         "policy": str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path),
     }
-    finish(config, "velocity_eval", results, seeds=[config.seed], picture=draw, text=TEXT)
+    tables = [score_table(evaluation), robustness_table(perturbed)]
+    finish(config, "velocity_eval", results, seeds=[config.seed], tables=tables, picture=draw, text=TEXT)
 
 
 def shipped_policy() -> Path:
@@ -66,6 +77,33 @@ def shipped_policy() -> Path:
             f"expected one policy file under {ROOT / 'policies'}, found {len(found)}: name it with --policy"
         )
     return found[0]
+
+
+def score_table(evaluation: Evaluation) -> Table:
+    """Metrics against scenarios on the nominal plant."""
+    rows = []
+    for metric, unit in UNITS.items():
+        scale = 100.0 if unit == "%" else 1.0
+        cells = [format_estimate(m.get(metric), scale) for m in evaluation.scenarios.values()]
+        rows.append([f"{metric} [{unit}]" if unit else metric, *cells])
+    missed = [f"{t.scenario} {t.metric} {t.bound} {t.value:g}" for t in evaluation.missed()]
+    title = f"nominal plant, +- half of the 95 % interval; targets missed: {', '.join(missed) or 'none'}"
+    return Table(title=title, headings=("metric", *evaluation.scenarios), rows=rows)
+
+
+def robustness_table(perturbed: Mapping[str, Evaluation]) -> Table:
+    """Survival and error against perturbations."""
+    headings, rows = ["plant"], []
+    for scenario in ROBUSTNESS_SCENARIOS:
+        headings += [f"{scenario} survival", f"{scenario} {'drift' if scenario == 'stand' else 'e_vel'}"]
+    for name, evaluation in perturbed.items():
+        metrics = [evaluation.scenarios[s] for s in ROBUSTNESS_SCENARIOS]
+        cells = [
+            (format_estimate(m["survival"]), format_estimate(m["drift"] if "drift" in m else m["e_vel"]))
+            for m in metrics
+        ]
+        rows.append([name, *(c for pair in cells for c in pair)])
+    return Table(title="plants unlike it, velocities in m/s", headings=tuple(headings), rows=rows)
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
@@ -89,9 +127,9 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks(range(len(plants)), list(plants))
     axes[0].invert_yaxis()
-    axes[1].legend(frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config))
+    run(main, Config)

@@ -47,6 +47,10 @@ class WalkingConfig:
     """Hip yaw angle per unit of action [rad]; the pelvis alone is light, and coarse turns shake it."""
     ankle_scale: float = 0.35
     """Ankle angle per unit of action [rad]; ankles are softer, so that a unit means a similar torque."""
+    stride_gain: float = 0.6
+    """Share of the commanded step that the reference already makes: from below the hip to behind it in each stance."""
+    leg_length: float = 0.85
+    """Hip to ankle in the default pose [m]."""
     turn_gain: float = 0.8
     """Share of the commanded turn that the reference's hip yaw already makes in each stance."""
     history: int = 1
@@ -56,9 +60,9 @@ class WalkingConfig:
 class WalkingInterface(nn.Module):
     """Proprioceptive walking: pelvis attitude from the torso IMU, legs, command, gait clock; targets for the legs.
 
-    A frame (F = 11 + 3 L values for L leg joints) holds: base angular velocity in the base frame x 0.25, gravity
+    A frame (F = 17 + 3 L values for L leg joints) holds: base angular velocity in the base frame x 0.25, gravity
     direction in the base frame, command x (2, 2, 1), leg angles minus default, leg speeds x 0.05, previous action,
-    sine and cosine of the gait phase. Joints other than the legs are held in the default pose.
+    sine and cosine of the gait phase, and both times the scaled command. Joints other than the legs are held in the default pose.
     """
 
     inputs = ("joint_pos", "joint_vel", "imu_quat", "imu_gyro", "command")
@@ -81,7 +85,7 @@ class WalkingInterface(nn.Module):
         self.spec, self.gait, self.dt, self.config = spec, gait, dt, config or WalkingConfig()
         self.legs = spec.group("legs")
         self.num_actions = len(self.legs)
-        self.frame = 11 + 3 * self.num_actions
+        self.frame = 17 + 3 * self.num_actions
         index = torch.as_tensor(spec.index(self.legs))
         self.register_buffer("leg_index", index)
         self.register_buffer("waist_index", torch.as_tensor(spec.index(spec.imu_joints)))
@@ -125,8 +129,9 @@ class WalkingInterface(nn.Module):
         command, _ = self._command(signals)
         command = command * self.command_scale
         angle = 2 * torch.pi * state["phase"]
-        parts = [0.25 * gyro, gravity, command, pos, 0.05 * vel, state["action"], torch.sin(angle), torch.cos(angle)]
-        frame = torch.cat(parts, dim=1)
+        sine, cosine = torch.sin(angle), torch.cos(angle)
+        clock = [sine, cosine, sine * command, cosine * command]
+        frame = torch.cat([0.25 * gyro, gravity, command, pos, 0.05 * vel, state["action"], *clock], dim=1)
         return torch.cat([state["history"], frame], dim=1) if self.config.history > 1 else frame
 
     def act(self, action: Tensor, obs: Tensor, signals: Tensors, state: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
@@ -161,8 +166,8 @@ class WalkingInterface(nn.Module):
         leg_p, leg_s = torch.as_tensor(permutation), torch.as_tensor(signs, dtype=torch.float32)
         head = torch.tensor([-1.0, 1, -1, 1, -1, 1, 1, -1, -1])
         n = self.num_actions
-        frame_p = torch.cat([torch.arange(9), *(9 + k * n + leg_p for k in range(3)), 9 + 3 * n + torch.arange(2)])
-        frame_s = torch.cat([head, leg_s, leg_s, leg_s, torch.tensor([-1.0, -1.0])])
+        frame_p = torch.cat([torch.arange(9), *(9 + k * n + leg_p for k in range(3)), 9 + 3 * n + torch.arange(8)])
+        frame_s = torch.cat([head, leg_s, leg_s, leg_s, torch.tensor([-1.0, -1, -1, 1, 1, -1, 1, 1])])
         offsets = torch.arange(self.config.history) * self.frame
         return (frame_p + offsets[:, None]).flatten(), frame_s.repeat(self.config.history)
 
@@ -208,24 +213,29 @@ class WalkingInterface(nn.Module):
         return torch.where(halves >= 2, halves - 2, halves) / 2
 
     def _reference(self, phase: Tensor, command: Tensor) -> Tensor:
-        """Feed-forward leg angles (N, L): the swing leg lifts, the standing foot turns back and the swinging one ahead.
+        """Feed-forward leg angles (N, L): the swing leg lifts, feet travel and turn back in stance and ahead in swing.
 
-        Steps forward and sideways are left to the policy: feet placed ahead of a body that is still slow brake it.
+        Feet land below the hip, not ahead of it: ahead of a body that is still slow they would brake it.
         """
         left_right = torch.cat([phase, torch.where(phase >= 0.5, phase - 0.5, phase + 0.5)], dim=1)
         stance = self.gait.stance
         swing = torch.clamp((left_right - stance) / (1 - stance), 0, 1)
         lift = self.gait.lift * torch.sin(torch.pi * swing)
         travel = torch.where(left_right < stance, 0.5 - left_right / stance, -0.5 * torch.cos(torch.pi * swing))
-        turn = travel * (self.config.turn_gain * stance * self.gait.period) * command[:, 2:3]
-        return torch.stack([lift, turn], dim=2).flatten(1) @ self.pattern
+        step = stance * self.gait.period * command
+        stride = (travel - 0.5) * (self.config.stride_gain / self.config.leg_length)
+        forward, left = stride * step[:, 0:1], stride * step[:, 1:2]
+        turn = travel * self.config.turn_gain * step[:, 2:3]
+        return torch.stack([lift, forward, left, turn], dim=2).flatten(1) @ self.pattern
 
 
 def _leg_pattern(spec: RobotSpec, legs: tuple[str, ...]) -> Tensor:
-    """How lift and turn of each foot move the leg joints, (2 * 2, L); feet stay level."""
+    """How lift, forward, left and turn of each foot move the leg joints, (2 * 4, L); feet stay level."""
     rows = {
         0: {"hip_pitch": -1.0, "knee": 2.0, "ankle_pitch": -1.0},
-        1: {"hip_yaw": 1.0},
+        1: {"hip_pitch": -1.0, "ankle_pitch": 1.0},
+        2: {"hip_roll": 1.0, "ankle_roll": -1.0},
+        3: {"hip_yaw": 1.0},
     }
     pattern = torch.zeros(2 * len(rows), len(legs))
     for foot, side in enumerate(("left", "right")):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import types
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -52,6 +53,10 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"no checkpoint at {path}; a run folder holds {CHECKPOINT} after its first save")
     try:
+        with zipfile.ZipFile(path) as archive:  # torch itself does not compare checksums
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
         saved = torch.load(path, weights_only=True)
     except Exception as error:  # torch.load raises many types for damaged files
         raise UserError(f"{path} is damaged or no checkpoint: {_first_line(error)}") from error
