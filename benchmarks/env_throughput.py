@@ -1,8 +1,8 @@
 """Environment steps per second: the whole loop against bare physics, a Python loop and Gymnasium's AsyncVectorEnv.
 
 The whole loop is what a learner sees: joint targets from actions, physics, measured and privileged signals, sensor
-noise, rewards, terminations, resets with drawn parameters, observations. Bare physics is `Batch.step` of the same model,
-threads and per-simulation fields, from the same states with the same targets, in alternating blocks of one run.
+noise, rewards, terminations, resets with drawn parameters, observations. Bare physics is `Batch.step` of the same
+model, threads and per-simulation fields, from the same states with the same targets, in alternating blocks of one run.
 """
 
 import time
@@ -14,7 +14,6 @@ import gymnasium
 import mujoco
 import numpy as np
 import torch
-
 from common import Benchmark, finish, run
 
 from policies.interface import WalkingInterface
@@ -77,7 +76,9 @@ def measure_loop(config: Config, blocks: int) -> tuple[list[float], list[float],
     generator = torch.Generator().manual_seed(0)
     raw, whole, cpu = [], [], 0.0
     for _ in range(blocks + 1):
-        actions = [0.3 * torch.randn(config.num_envs, interface.num_actions, generator=generator) for _ in range(config.block)]
+        actions = [
+            0.3 * torch.randn(config.num_envs, interface.num_actions, generator=generator) for _ in range(config.block)
+        ]
         before = batch.state.copy()
         targets = [ctrl.copy() + 0.01 * a.numpy() for a in actions]
 
@@ -107,7 +108,7 @@ def _rate(function: Callable[[], None], config: Config) -> tuple[float, float]:
     return config.num_envs * config.block / wall, cpu
 
 
-class PlainEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+class PlainEnv(gymnasium.Env[np.ndarray, np.ndarray]):  # type: ignore[misc]
     """The same model stepped by `mj_step`, with a short observation and reward: what a first script looks like."""
 
     def __init__(self) -> None:
@@ -124,7 +125,9 @@ class PlainEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (33,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1, 1, (len(legs),), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """Stand in the default pose."""
         super().reset(seed=seed)
         mujoco.mj_resetData(self.model, self.data)
@@ -137,12 +140,16 @@ class PlainEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self.data.ctrl[:] = self.default + 0.25 * action
         mujoco.mj_step(self.model, self.data, DECIMATION)
         velocity = self.data.qvel[:3]
-        reward = float(np.exp(-4 * np.sum((velocity[:2] - (0.5, 0.0)) ** 2)) - 1e-5 * np.sum(self.data.actuator_force**2))
+        reward = float(
+            np.exp(-4 * np.sum((velocity[:2] - (0.5, 0.0)) ** 2)) - 1e-5 * np.sum(self.data.actuator_force**2)
+        )
         return self._observe(), reward, bool(self.data.qpos[2] < 0.6), False, {}
 
     def _observe(self) -> np.ndarray:
         q, v = self.data.qpos, self.data.qvel
-        return np.concatenate([q[3:7], v[3:6], q[self.qpos] - self.default, v[self.qvel], [0.5, 0.0]]).astype(np.float32)
+        return np.concatenate([q[3:7], v[3:6], q[self.qpos] - self.default, v[self.qvel], [0.5, 0.0]]).astype(
+            np.float32
+        )
 
 
 def measure_python_loop(steps: int) -> float:

@@ -1,8 +1,8 @@
 """How long a from-scratch training takes to walk, for both learners through the same command, and what it costs.
 
-A training runs as `tarsus train velocity` does; every 15 s of training a copy of the actor is put aside. The copies are
-evaluated afterwards on the reference plant, so that evaluation costs the training nothing. The robot walks from the first
-copy on that, like the one after it, survives at least 95 % of the easy episodes with E_vel at most 0.15 m/s.
+A training runs as `tarsus train velocity` does; every 15 s of training a copy of the actor is put aside. The copies
+are evaluated afterwards on the reference plant, so that evaluation costs the training nothing. The robot walks from the
+first copy on that, like the one after it, survives at least 95 % of the easy episodes with E_vel at most 0.15 m/s.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""What `tarsus demo` shows: the shipped policy walks, a log of it is read back, a short training learns, a page tells."""
+"""What `tarsus demo` shows: the shipped policy walks, its log is read back, a short training learns, pages tell."""
 
 from pathlib import Path
 

@@ -62,7 +62,8 @@ class WalkingInterface(nn.Module):
 
     A frame (F = 17 + 3 L values for L leg joints) holds: base angular velocity in the base frame x 0.25, gravity
     direction in the base frame, command x (2, 2, 1), leg angles minus default, leg speeds x 0.05, previous action,
-    sine and cosine of the gait phase, and both times the scaled command. Joints other than the legs are held in the default pose.
+    sine and cosine of the gait phase, and both times the scaled command. Joints other than the legs are held in the
+    default pose.
     """
 
     inputs = ("joint_pos", "joint_vel", "imu_quat", "imu_gyro", "command")
