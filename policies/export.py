@@ -5,12 +5,13 @@ import datetime
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor, nn
 
@@ -32,9 +33,15 @@ from robots.errors import UserError
 from sim.backend import PlantConfig
 
 TOLERANCE = 1e-4
-"""Largest difference between the exported graph and torch that is accepted [rad]."""
+"""Largest difference between the exported graph and torch that is accepted, in joint targets [rad] and states."""
 OPSET = 18
 """ONNX operator set of the graph."""
+KNOWN_WARNINGS = (
+    "You are using the legacy TorchScript-based ONNX export",
+    "The feature will be removed",
+    "Exporting a model to ONNX with a batch_size other than 1",
+)
+"""How torch's exporter always warns about itself."""
 
 
 class PolicyGraph(nn.Module):
@@ -96,7 +103,7 @@ def export_policy(
         path: The file; an older one stays until the new one is complete.
         recorded: Signals by name, (T, N, ...), T steps of N robots from their start.
 
-    Returns: largest difference between onnxruntime and torch over the recorded signals [rad].
+    Returns: largest difference between onnxruntime and torch over the recorded signals [rad], see `compare`.
     Raises: UserError when torch cannot export it, when that difference is above TOLERANCE, or when the file cannot be
         written; nothing is written then.
     """
@@ -112,10 +119,8 @@ def export_policy(
         embed(raw, contract, trial)
         difference = compare(graph, trial, recorded)
         if not difference <= TOLERANCE:
-            raise UserError(
-                f"{path}: the exported policy differs from torch by {difference:.2e} rad, at most {TOLERANCE:.0e} is "
-                "accepted; no policy was written"
-            )
+            found = f"the exported policy differs from torch by {difference:.2e}, at most {TOLERANCE:.0e} is accepted"
+            raise UserError(f"{path}: {found}; no policy was written")
         embed(raw, contract, path)
     return difference
 
@@ -166,16 +171,22 @@ def build_contract(graph: PolicyGraph, provenance: Provenance) -> PolicyContract
 
 @torch.inference_mode()
 def compare(graph: PolicyGraph, path: Path, recorded: Mapping[str, np.ndarray]) -> float:
-    """Largest difference [rad] between torch and the policy file, fed the same signals (T, N, ...) step by step."""
+    """Largest difference between torch and the policy file, over joint targets [rad] and next states.
+
+    Both are fed the same signals (T, N, ...) step by step, and at each step the same state, torch's: a policy sees its
+    last action, and one that reacts strongly to it would make much of the last bits.
+    """
     steps, num = next(iter(recorded.values())).shape[:2]
     policy = load_policy(path, graph.interface.spec)
     policy.reset(num)
-    state = list(initial_state(graph.states, num).values())
-    worst = 0.0
+    state, worst = initial_state(graph.states, num), 0.0
     for t in range(steps):
         signals = {k: recorded[k][t] for k in graph.interface.inputs}
-        targets, *state = graph(*(torch.from_numpy(v.copy()) for v in signals.values()), *state)
-        worst = max(worst, float(np.abs(policy(signals) - targets.numpy()).max()))
+        wanted = graph(*(torch.from_numpy(v.copy()) for v in signals.values()), *state.values())
+        policy.state = {k: v.numpy() for k, v in state.items()}
+        found = [policy(signals), *(policy.state[k] for k in state)]
+        worst = max(worst, *(float(np.abs(f - w.numpy()).max()) for f, w in zip(found, wanted, strict=True)))
+        state = dict(zip(state, wanted[1:], strict=True))
     return worst
 
 
@@ -205,7 +216,8 @@ def _trace(graph: PolicyGraph, path: Path) -> None:
     states = initial_state(graph.states, 2)
     inputs = [*signals, *(f"state.{k}" for k in states)]
     outputs = [TARGETS, *(f"next_state.{k}" for k in states)]
-    with _exporter_warnings():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         torch.onnx.export(
             graph,
             (*signals.values(), *states.values()),
@@ -216,20 +228,31 @@ def _trace(graph: PolicyGraph, path: Path) -> None:
             opset_version=OPSET,
             dynamo=False,
         )
+    _judge(caught)
+    sizes = [(len(graph.interface.spec.joints),), *(s.shape for s in graph.states.values())]
+    _declare_shapes(path, dict(zip(outputs, sizes, strict=True)))
 
 
-@contextlib.contextmanager
-def _exporter_warnings() -> Iterator[None]:
-    """A branch that tracing would freeze is an error; what torch says about its own code is left out.
+def _judge(caught: Sequence[warnings.WarningMessage]) -> None:
+    """Raise RuntimeError for a branch that the trace froze; pass on what is new, leave out what is known.
 
-    That is: the exporter's age, the shape checks in `torch.nn.LSTM` and `GRU`, and the batch size of their example,
-    which matters for graphs without explicit state only. `compare` and `load_policy` run the graph with other ones.
+    Known is what torch says about its own code: the exporter's age, the shape checks in `torch.nn.LSTM` and `GRU`, and
+    the batch size of their example, which matters to graphs without explicit state only. `compare` and `load_policy`
+    run the graph with other batch sizes.
     """
-    with warnings.catch_warnings():
-        frozen_branch = torch.jit.TracerWarning  # type: ignore[attr-defined]
-        warnings.filterwarnings("error", category=frozen_branch)
-        warnings.filterwarnings("ignore", category=frozen_branch, module=r"torch\.nn\.modules\.rnn")
-        warnings.filterwarnings("ignore", message="You are using the legacy TorchScript-based ONNX export")
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.onnx\.")
-        warnings.filterwarnings("ignore", message="Exporting a model to ONNX with a batch_size other than 1")
-        yield
+    for warning in caught:
+        text, branch = str(warning.message), issubclass(warning.category, torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        if branch and Path(warning.filename) != Path(torch.nn.modules.rnn.__file__):
+            raise RuntimeError(text)
+        if not branch and not text.startswith(KNOWN_WARNINGS):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+def _declare_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Write the outputs' shapes (without the batch axis) into the graph: torch loses them behind a slice or a split."""
+    model = onnx.load(path)
+    for output in model.graph.output:
+        _, *axes = output.type.tensor_type.shape.dim
+        for axis, size in zip(axes, shapes[output.name], strict=True):
+            axis.dim_value = size
+    onnx.save(model, path)

@@ -41,6 +41,9 @@ class CommandConfig:
     """Share of commands that ask to turn on the spot."""
     seconds: float = 5.0
     """Time between new commands [s]."""
+    nudge_seconds: float = 1.0
+    """Mean time between nudges at level 0 [s], rarer with success, 0 for none. A nudge sets the base's horizontal
+    velocity to the command: from rest alone, policies learn to step on the spot long before they learn to travel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +248,7 @@ class Velocity:
         due = np.flatnonzero(self._resample <= 0)
         if len(due):
             self._draw_commands(due, rng)
+        self._nudge(rng)
         push = self.config.push
         if self.fixed_push:
             pushed = np.flatnonzero(np.isin(steps, self.fixed_push))
@@ -320,6 +324,18 @@ class Velocity:
             command[ids] = drawn
         self.stand[ids] = standing(command[ids], self.config.gait)
         self._resample[ids] = np.maximum(1, rng.uniform(0.5, 1.5, n) * c.seconds / self._dt)
+
+    def _nudge(self, rng: np.random.Generator) -> None:
+        seconds = self.config.command.nudge_seconds
+        if self.fixed_command is not None or seconds <= 0:
+            return
+        nudged = np.flatnonzero(rng.random(len(self.stand)) < (1 - self.level) * self._dt / seconds)
+        w, x, y, z = self._s["privileged.base_quat"][nudged].T
+        yaw = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+        forward, left, _ = self.signals["command"][nudged].T
+        velocity = np.stack([forward * np.cos(yaw) - left * np.sin(yaw), forward * np.sin(yaw) + left * np.cos(yaw)], 1)
+        if len(nudged):
+            self._backend.push(nudged, velocity)
 
     def _measure_ground(self) -> None:
         ground = self.plant.ground

@@ -62,7 +62,7 @@ def test_the_last_observation_of_an_episode_is_kept_and_the_next_one_is_of_a_new
     assert torch.equal(ended.ids, torch.arange(NUM))
     assert torch.equal(ended.obs["actor"][:, PREVIOUS_ACTION], action)
     assert torch.equal(obs["actor"][:, PREVIOUS_ACTION], torch.zeros(NUM, 12))
-    np.testing.assert_array_equal(obs["actor"][:, -2:], [[0, 1]] * NUM)  # the clock starts anew
+    np.testing.assert_array_equal(obs["actor"][:, 45:47], [[0, 1]] * NUM)  # the clock starts anew
     assert torch.equal(rollout.get_observations()["critic"], obs["critic"])
 
 
