@@ -146,7 +146,8 @@ class Trainer:
             torch.set_rng_state(saved["torch_rng"])
             self.env_steps, self.iteration = int(saved["env_steps"]), int(saved["iteration"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise UserError(f"the checkpoint is not whole: {type(error).__name__}: {error}") from error
+            reason = " ".join(str(error).split())
+            raise UserError(f"the checkpoint is not whole: {type(error).__name__}: {reason}") from error
 
     def export(self, path: Path) -> float:
         """Write the policy file, checked on signals of this task; returns the largest difference [rad].
@@ -274,7 +275,7 @@ def _loop(
 ) -> bool:
     """Iterate up to a limit; returns whether Ctrl-C ended it."""
     config, first, start = trainer.config, trainer.env_steps, time.monotonic()
-    last_save = start
+    last_save, latest = start, dict[str, float]()
     with _progress(console) as progress, _Interruption() as interruption:
         bar = progress.add_task(config.task, total=config.steps, completed=first, curves="")
         try:
@@ -284,7 +285,8 @@ def _loop(
                 curves["speed/steps_per_second"] = (trainer.env_steps - first) / (now - start)
                 for name, value in curves.items():
                     writer.add_scalar(name, value, trainer.env_steps)
-                progress.update(bar, completed=trainer.env_steps, curves=_summary(curves))
+                latest |= curves
+                progress.update(bar, completed=trainer.env_steps, curves=_summary(latest))
                 if now - last_save > config.save_every:
                     save_checkpoint(folder, trainer.state())
                     last_save = time.monotonic()

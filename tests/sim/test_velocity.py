@@ -467,3 +467,22 @@ def test_curves_are_the_mean_terms_since_the_last_call():
 def test_an_unknown_task_lists_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean velocity"):
         make_task("velocty")
+
+
+def test_nudges_set_the_commanded_velocity_in_the_world_and_vanish_with_success():
+    task, backend, s = still(400)
+    task.signals["command"][:] = (0.6, -0.2, 0.3)
+    yaw = np.linspace(-3, 3, 400)
+    s["base_quat"][:] = np.stack([np.cos(yaw / 2), 0 * yaw, 0 * yaw, np.sin(yaw / 2)], axis=1)
+    task._nudge(np.random.default_rng(0))
+    ((ids, velocity),) = backend.pushes
+    assert 0 < len(ids) < 40  # one in fifty at 50 Hz
+    forward = velocity[:, 0] * np.cos(yaw[ids]) + velocity[:, 1] * np.sin(yaw[ids])
+    left = -velocity[:, 0] * np.sin(yaw[ids]) + velocity[:, 1] * np.cos(yaw[ids])
+    np.testing.assert_allclose(forward, 0.6, atol=1e-6)
+    np.testing.assert_allclose(left, -0.2, atol=1e-6)
+    for level, fixed in ((1.0, None), (0.0, np.zeros(3, np.float32))):
+        backend.pushes.clear()
+        task.level, task.fixed_command = level, fixed
+        task._nudge(np.random.default_rng(0))
+        assert not backend.pushes
