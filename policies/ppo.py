@@ -123,6 +123,12 @@ class PPOLearner:
         memory = tuple(m.clone() for m in saved["memory"])
         self._policy.reset(hidden_state=memory if len(memory) > 1 else memory[0] if memory else None)
 
+    def begin_with(self, saved: dict[str, Any]) -> None:
+        """Take the networks of another learner's `state`; exploration starts anew at `init_std`."""
+        self.algorithm.load(copy.deepcopy(saved), {"actor": True, "critic": True}, True)
+        with torch.no_grad():
+            self._policy.distribution.std_param.fill_(self.config.init_std)
+
     def close(self) -> None:
         """Nothing to release."""
 

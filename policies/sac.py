@@ -192,6 +192,14 @@ class SACLearner:
         self.replay.size, self.replay.next = len(data), saved["replay"]["next"]
         self.count = saved["count"]
 
+    def begin_with(self, saved: dict[str, Any]) -> None:
+        """Take the networks and the temperature of another learner's `state`."""
+        self.policy.load_state_dict(saved["policy"])
+        self.critic.load_state_dict(saved["critic"])
+        self.target.load_state_dict(saved["target"])
+        with torch.no_grad():
+            self.log_temperature.copy_(saved["log_temperature"])
+
     def close(self) -> None:
         """End the worker thread."""
         self._worker.shutdown()

@@ -63,6 +63,9 @@ class TrainConfig:
     """Run folder; by default runs/<task>-<algorithm>-<time>."""
     resume: Path | None = None
     """Run folder to go on with; its own settings are used, but for steps, minutes, threads and save_every."""
+    begin_with: Path | None = None
+    """Run folder whose weights, curriculum level and step count a new run begins with; everything else starts anew,
+    exploration at the learner's first standard deviation. For a second stage with other settings."""
     save_every: float = 60.0
     """Time between checkpoints [s]."""
     walking: WalkingConfig = field(default_factory=WalkingConfig)
@@ -121,7 +124,7 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Everything a bit-identical continuation needs, between two iterations."""
         return {
-            "config": to_plain(dataclasses.replace(self.config, out=None, resume=None)),
+            "config": to_plain(dataclasses.replace(self.config, out=None, resume=None, begin_with=None)),
             "what": self._identity(),
             "rollout": self.rollout.state(),
             "learner": self.learner.state(),
@@ -148,6 +151,23 @@ class Trainer:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"the checkpoint is not whole: {type(error).__name__}: {reason}") from error
+
+    def begin_with(self, saved: dict[str, Any]) -> None:
+        """Take weights, curriculum level and step count from another run's `state`.
+
+        Raises UserError for a run of another task, robot, learner or interface, or with networks of another size.
+        """
+        mine, theirs = self._identity(), saved.get("what", {})
+        for key in ("task", "robot", "algorithm", "walking", "robot model"):
+            if theirs.get(key) != mine[key]:
+                raise UserError(f"cannot begin with that run: expected {key} {mine[key]}, found {theirs.get(key)}")
+        try:
+            self.learner.begin_with(saved["learner"])
+            self.task.level = float(saved["rollout"]["env"]["task"]["level"])
+            self.env_steps = int(saved["env_steps"])
+        except (KeyError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"cannot begin with that run: {type(error).__name__}: {reason}") from error
 
     def export(self, path: Path) -> float:
         """Write the policy file, checked on signals of this task; returns the largest difference [rad].
@@ -228,9 +248,11 @@ def train(
     with contextlib.closing(Trainer(config, failures=folder / "failures")) as trainer:
         if saved is not None:
             trainer.restore(saved)
+        elif config.begin_with is not None:
+            trainer.begin_with(load_checkpoint(config.begin_with))
         del saved
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / CONFIG, dataclasses.replace(config, resume=None, out=None))
+        write_json(folder / CONFIG, dataclasses.replace(config, resume=None, out=None, begin_with=None))
         # Points after the checkpoint that a run left when it was killed are hidden; the checkpoint's own stays.
         purge = trainer.env_steps + 1 if config.resume else None
         with SummaryWriter(str(folder), purge_step=purge) as writer:

@@ -63,8 +63,8 @@ class RewardWeights:
     # what is asked
     track_linear: float = 2.0
     track_linear_sharp: float = 2.0
-    track_turn: float = 1.0
-    track_turn_sharp: float = 1.0
+    track_turn: float = 1.5
+    track_turn_sharp: float = 1.5
     alive: float = 0.15
     gait: float = 4.0
     imitate: float = 2.0
