@@ -42,7 +42,7 @@ class CommandConfig:
     seconds: float = 5.0
     """Time between new commands [s]."""
     nudge_seconds: float = 1.0
-    """Mean time between nudges at level 0 [s], rarer with success, 0 for none. A nudge sets the base's horizontal
+    """Mean time between nudges at level 0 [s], five times that at level 1, 0 for none. A nudge sets the base's horizontal
     velocity to the command: from rest alone, policies learn to step on the spot long before they learn to travel."""
 
 
@@ -92,9 +92,9 @@ class CurriculumConfig:
 
     start_variety: float = 0.2
     """Share of the parameter randomization at level 0; all of it at level 1."""
-    rate: float = 1 / 400
+    rate: float = 1 / 800
     """Rise per good episode; a bad one costs half of it. Independent of the number of simulations."""
-    good_tracking: float = 0.7
+    good_tracking: float = 0.8
     """Mean linear tracking score in [0, 1] that a good episode reaches, besides lasting to the time limit."""
 
 
@@ -329,7 +329,7 @@ class Velocity:
         seconds = self.config.command.nudge_seconds
         if self.fixed_command is not None or seconds <= 0:
             return
-        nudged = np.flatnonzero(rng.random(len(self.stand)) < (1 - self.level) * self._dt / seconds)
+        nudged = np.flatnonzero(rng.random(len(self.stand)) < (1 - 0.8 * self.level) * self._dt / seconds)
         w, x, y, z = self._s["privileged.base_quat"][nudged].T
         yaw = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
         forward, left, _ = self.signals["command"][nudged].T
