@@ -208,9 +208,9 @@ def test_a_restored_learner_goes_on_bit_by_bit(recurrent: str) -> None:
     learner = make(recurrent=recurrent)
     learner.iterate()
     saved, environment, rng = learner.state(), learner.rollout.state(), torch.get_rng_state()
-    frozen = [v.clone() for v in saved["actor_state_dict"].values()]
+    frozen = [v.clone() for v in tensors(saved)]
     expected = learner.iterate()
-    assert all(torch.equal(a, b) for a, b in zip(saved["actor_state_dict"].values(), frozen, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(saved), frozen, strict=True))
     other = make(recurrent=recurrent)
     other.rollout.restore(environment)
     other.restore(saved)
@@ -218,7 +218,7 @@ def test_a_restored_learner_goes_on_bit_by_bit(recurrent: str) -> None:
     assert other.iterate() == expected
     assert all(torch.equal(v, weights(learner)[k]) for k, v in weights(other).items())
     assert all(torch.equal(a, b) for a, b in zip(other._memory(), learner._memory(), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(saved["actor_state_dict"].values(), frozen, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(tensors(saved), frozen, strict=True))
 
 
 @pytest.mark.parametrize(("changes", "batch"), [({"minibatches": 49}, 48), ({"minibatches": 9, "recurrent": "gru"}, 8)])
@@ -235,3 +235,9 @@ def test_a_learner_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
 def weights(learner: PPOLearner) -> dict[str, Tensor]:
     networks = {"actor": learner.algorithm.actor, "critic": learner.algorithm.critic}
     return {f"{k}.{name}": p.detach() for k, n in networks.items() for name, p in n.named_parameters()}
+
+
+def tensors(saved: dict[str, Any]) -> list[Tensor]:
+    """Weights, optimizer moments and memory of a saved state."""
+    moments = [v for p in saved["optimizer_state_dict"]["state"].values() for v in p.values()]
+    return [*saved["actor_state_dict"].values(), *saved["critic_state_dict"].values(), *moments, *saved["memory"]]

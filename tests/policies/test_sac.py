@@ -309,16 +309,23 @@ def test_a_restored_learner_goes_on_bit_by_bit(before: int) -> None:
             learner.iterate()
         saved, environment, rng = learner.state(), learner.rollout.state(), torch.get_rng_state()
         assert len(saved["replay"]["data"]) == min(before * 96, SMALL.capacity)
-        frozen = saved["policy"]["net.head"].clone()
+        frozen = [v.clone() for v in tensors(saved)]
         expected = learner.iterate()
-        assert torch.equal(saved["policy"]["net.head"], frozen)
+        assert all(torch.equal(a, b) for a, b in zip(tensors(saved), frozen, strict=True))
         other.rollout.restore(environment)
         other.restore(saved)
         torch.set_rng_state(rng)
         assert other.iterate() == expected
         assert all(torch.equal(v, weights(learner)[k]) for k, v in weights(other).items())
         assert torch.equal(learner.replay.data, other.replay.data)
-        assert torch.equal(saved["policy"]["net.head"], frozen)
+        assert all(torch.equal(a, b) for a, b in zip(tensors(saved), frozen, strict=True))
+
+
+def tensors(saved: dict[str, Any]) -> list[Tensor]:
+    """Weights, optimizer moments and replay of a saved state."""
+    networks = [v for k in ("policy", "critic", "target") for v in saved[k].values()]
+    moments = [v for o in saved["optimizers"] for p in o["state"].values() for v in p.values()]
+    return [*networks, *moments, saved["log_temperature"], saved["replay"]["data"]]
 
 
 @pytest.mark.parametrize(("changes", "least"), [({"warmup": 300}, 300), ({"capacity": 4, "warmup": 1}, NUM)])

@@ -624,3 +624,26 @@ def test_a_finished_run_says_where_its_policy_is(tmp_path: Path, no_export: None
     assert f"policy: {folder / POLICY} (differs from torch by at most 0.0e+00 rad)" in text.replace("\n", "")
     assert "192/192 steps" in text
     assert "return" in text
+
+
+@pytest.mark.parametrize("kind", ["ppo", "sac"])
+def test_a_run_begins_with_another_ones_weights_level_and_steps(kind, tmp_path, no_export):
+    first = run(kind, tmp_path / "first")
+    saved = load_checkpoint(first)
+    saved["rollout"]["env"]["task"]["level"] = 0.375
+    with closing(Trainer(replace(RUNS[kind], seed=5))) as trainer:
+        trainer.begin_with(saved)
+        assert (trainer.task.level, trainer.env_steps, trainer.iteration) == (0.375, 2 * STEPS, 0)
+        obs = torch.randn(4, trainer.interface.num_obs)
+        with closing(load_trainer(first)) as old:
+            actions = [t.learner.actor()(obs, {})[0] for t in (trainer, old)]
+        torch.testing.assert_close(*actions, rtol=0, atol=0)
+
+
+def test_a_run_does_not_begin_with_another_learner_or_other_sizes(tmp_path, no_export):
+    first = run("ppo", tmp_path / "first")
+    with pytest.raises(UserError, match="expected algorithm sac, found ppo"):
+        run("sac", tmp_path / "second", begin_with=first)
+    with pytest.raises(UserError, match="cannot begin with that run: RuntimeError"):
+        run("ppo", tmp_path / "third", begin_with=first, ppo=replace(PPO, hidden=(32, 8)))
+    assert not (tmp_path / "third").exists()
