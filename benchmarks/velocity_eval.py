@@ -30,7 +30,7 @@ The policy in this repository on the reference plant (MuJoCo, 2 ms x 10, all joi
 (1.3, 0.6, 0.6) [m/s, m/s, rad/s]; medium and hard with two pushes: at 5 s and 15 s each horizontal axis of the base
 velocity is set to U(-1, 1) m/s. Everything counts from the first step of an episode. `_ci` are 95 % intervals over
 episodes. What each metric means stands in `policies/evaluate.py`. `robustness` repeats the evaluation with one property
-of the plant changed; `delay_0ms` is the nominal plant.
+of the plant changed, with `robust_episodes` robots; `delay_0ms` is the nominal plant.
 
 For comparison: the lower-body policy that the authors of ALMI released, in MuJoCo on flat ground with the same commands
 and pushes, arms moving, 6 episodes of 20 s a level: e_vel 0.11 / 0.24 / 0.46 m/s, survival 6/6, 6/6, 5/6; asked to turn
@@ -46,6 +46,8 @@ class Config(Benchmark):
     """Policy file; by default the one in the repository."""
     episodes: int = 200
     """Robots per scenario."""
+    robust_episodes: int = 200
+    """Robots per scenario and changed plant."""
     seconds: float = 20.0
     """Length of an episode [s]."""
     seed: int = 0
@@ -57,11 +59,13 @@ class Config(Benchmark):
 def main(config: Config) -> None:
     path = config.policy or shipped_policy()
     episodes, seconds = (10, 4.0) if config.quick else (config.episodes, config.seconds)
-    settings = (episodes, seconds, config.seed, config.threads)
-    evaluation = evaluate(path, tuple(SCENARIOS), *settings)
-    perturbed = robustness(path, PERTURBATIONS, ROBUSTNESS_SCENARIOS, *settings)
+    robust_episodes = 10 if config.quick else config.robust_episodes
+    evaluation = evaluate(path, tuple(SCENARIOS), episodes, seconds, config.seed, config.threads)
+    rest = (robust_episodes, seconds, config.seed, config.threads)
+    perturbed = robustness(path, PERTURBATIONS, ROBUSTNESS_SCENARIOS, *rest)
     results = scores(evaluation, perturbed) | {
         "targets_missed": [f"{t.scenario} {t.metric} {t.bound} {t.value:g}" for t in evaluation.missed()],
+        "robust_episodes": robust_episodes,
         "steps_per_s": evaluation.steps_per_s,
         "policy": str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path),
     }

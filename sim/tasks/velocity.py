@@ -42,8 +42,8 @@ class CommandConfig:
     seconds: float = 5.0
     """Time between new commands [s]."""
     nudge_seconds: float = 1.0
-    """Mean time between nudges at level 0 [s], five times that at level 1, 0 for none. A nudge sets the base's horizontal
-    velocity to the command: from rest alone, policies learn to step on the spot long before they learn to travel."""
+    """Mean time between nudges at level 0 [s], five times that at level 1, 0 for none. A nudge sets the base's
+    horizontal velocity to the command: from rest alone, policies learn to step on the spot long before they travel."""
 
 
 @dataclass(frozen=True, kw_only=True)
