@@ -196,6 +196,14 @@ def test_another_process_goes_on_bit_by_bit(tmp_path: Path, no_export: None, mon
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def keyboard() -> Iterator[None]:
+    """Python's own handler: a shell starts what it runs in the background with Ctrl-C switched off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press(trainer: Trainer) -> bool:
     signal.raise_signal(signal.SIGINT)
     return False
@@ -208,7 +216,12 @@ def raise_interrupt(trainer: Trainer) -> bool:
 @pytest.mark.parametrize("kind", ["ppo", "sac"])
 @pytest.mark.parametrize("way", [press, raise_interrupt])
 def test_ctrl_c_keeps_and_exports_what_was_learnt(
-    kind: str, way: Callable[[Trainer], bool], tmp_path: Path, no_export: None, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    way: Callable[[Trainer], bool],
+    tmp_path: Path,
+    no_export: None,
+    keyboard: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     exported: list[Path] = []
     monkeypatch.setattr(Trainer, "export", lambda _, path: exported.append(path) or 0.0)
@@ -222,7 +235,7 @@ def test_ctrl_c_keeps_and_exports_what_was_learnt(
 
 
 def test_ctrl_c_within_an_iteration_lets_it_end(
-    tmp_path: Path, no_export: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, no_export: None, keyboard: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal comes with the simulation stepping and an update under way."""
     update = module.SACLearner._update
@@ -241,7 +254,7 @@ def test_ctrl_c_within_an_iteration_lets_it_end(
 
 
 def test_a_second_ctrl_c_stops_at_once_and_keeps_the_last_checkpoint(
-    tmp_path: Path, no_export: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, no_export: None, keyboard: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     iterate = module.PPOLearner.iterate
     folder = run("ppo", tmp_path / "run", 1)
