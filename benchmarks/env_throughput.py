@@ -18,7 +18,7 @@ from common import Benchmark, finish, run
 
 from policies.interface import WalkingInterface
 from policies.rollout import Rollout
-from robots.model import ModelConfig, build_model, joint_addresses
+from robots.model import ModelConfig, build_model, free_joints, joint_addresses
 from sim.environment import Environment
 from sim.mujoco_backend import MujocoBackend
 from sim.tasks.velocity import flat
@@ -80,7 +80,8 @@ def measure_loop(config: Config, blocks: int) -> tuple[list[float], list[float],
             0.3 * torch.randn(config.num_envs, interface.num_actions, generator=generator) for _ in range(config.block)
         ]
         before = batch.state.copy()
-        targets = [ctrl.copy() + 0.01 * a.numpy() for a in actions]
+        noise = torch.randn(config.block, *ctrl.shape, generator=generator).numpy()
+        targets = [ctrl + 0.02 * n for n in noise]
 
         def bare(targets: list[np.ndarray] = targets) -> None:
             for target in targets:
@@ -118,12 +119,12 @@ class PlainEnv(gymnasium.Env[np.ndarray, np.ndarray]):  # type: ignore[misc]
         config = ModelConfig(lock=lock, collision="feet", timestep=TIMESTEP, solver="fast", fuse=True)
         self.model = build_model(spec, config)
         self.data = mujoco.MjData(self.model)
-        legs = spec.group("legs")
-        self.qpos, self.qvel = joint_addresses(self.model, legs)
-        self.default = spec.array("default_pos", legs)
+        joints = free_joints(spec, config)
+        self.qpos, self.qvel = joint_addresses(self.model, joints)
+        self.default = spec.array("default_pos", joints)
         self.height = spec.spawn_height
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (33,), np.float32)
-        self.action_space = gymnasium.spaces.Box(-1, 1, (len(legs),), np.float32)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (9 + 2 * len(joints),), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1, 1, (len(joints),), np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -157,7 +158,7 @@ def measure_python_loop(steps: int) -> float:
     env = PlainEnv()
     env.reset()
     rng = np.random.default_rng(0)
-    actions = rng.normal(0, 0.3, (16, 12))
+    actions = rng.normal(0, 0.3, (16, *env.default.shape))
     start = time.perf_counter()
     for i in range(steps):
         if env.step(actions[i % 16])[2]:
@@ -171,7 +172,7 @@ def measure_async(workers: int, steps: int) -> float:
     try:
         envs.reset(seed=0)
         rng = np.random.default_rng(0)
-        actions = rng.normal(0, 0.3, (16, workers, 12)).astype(np.float32)
+        actions = rng.normal(0, 0.3, (16, *envs.action_space.shape)).astype(np.float32)
         start = time.perf_counter()
         for i in range(steps):
             envs.step(actions[i % 16])
