@@ -185,7 +185,7 @@ class Trainer:
 
     def record_signals(self, steps: int = 50, num: int = 16) -> dict[str, np.ndarray]:
         """Signals (steps, num, ...) of the present policy in a fresh environment; training is not touched."""
-        with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        with torch.inference_mode():
             env = Environment(_walking_task(self.config), num, self.config.seed + 1, threads=self.config.threads)
             rollout, actor = Rollout(env, self.interface), self.learner.actor()
             rollout.reset()

@@ -430,6 +430,15 @@ def test_a_run_folder_holds_all_there_is(kind: str, tmp_path: Path) -> None:
     assert curves["episode/survival"] == curves["episode/length"] == curves["episode/return"]
 
 
+def test_curves_are_means_over_the_episodes_since_the_last_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Trainer(RUNS["ppo"])) as trainer:
+        monkeypatch.setattr(trainer.learner, "iterate", lambda: {"loss/value": 1.0})
+        trainer.rollout.finished += [(1.0, 10, True), (3.0, 20, False)]
+        curves = trainer.iterate()
+        assert [curves[f"episode/{k}"] for k in ("return", "length", "survival")] == [2.0, 15.0, 0.5]
+        assert not [k for k in trainer.iterate() if k.startswith("episode/")]
+
+
 def test_the_default_folder_says_what_and_when(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_export: None
 ) -> None:
