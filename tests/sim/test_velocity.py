@@ -396,7 +396,7 @@ def test_a_good_episode_leads_to_rougher_ground_and_a_fall_to_smoother():
 
 
 def test_pushes_come_as_often_and_as_hard_as_configured():
-    task, backend, _ = still(400, push=PushConfig(speed=0.8, seconds=4.0))
+    task, backend, _ = still(400, push=PushConfig(speed=0.8, seconds=4.0), command=CommandConfig(nudge_seconds=0))
     task.level, rng, steps = 1.0, np.random.default_rng(0), 500
     for k in range(1, steps + 1):
         task.disturb(np.full(400, k), rng)
@@ -407,7 +407,7 @@ def test_pushes_come_as_often_and_as_hard_as_configured():
 
 
 def test_no_pushes_when_none_are_wanted():
-    task, backend, _ = still(400, push=PushConfig(seconds=0))
+    task, backend, _ = still(400, push=PushConfig(seconds=0), command=CommandConfig(nudge_seconds=0))
     task.level = 1.0
     for k in range(1, 100):
         task.disturb(np.full(400, k), np.random.default_rng(k))
