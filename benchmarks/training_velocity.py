@@ -5,11 +5,9 @@ are evaluated afterwards on the reference plant, so that evaluation costs the tr
 first copy on that, like the one after it, survives at least 95 % of the easy episodes with E_vel at most 0.15 m/s.
 """
 
-import copy
 import resource
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +17,7 @@ from common import Benchmark, finish, run
 from rich.console import Console
 
 from policies.evaluate import evaluate
+from policies.networks import Actor
 from policies.ppo import PPOLearner
 from policies.train import TrainConfig, Trainer, train
 
@@ -51,8 +50,8 @@ class Copy:
     """Training time [s]."""
     env_steps: int
     """Environment steps so far."""
-    weights: Mapping[str, Any]
-    """State of the actor."""
+    actor: Actor
+    """The actor as it was then."""
     survival: float | None = None
     """Share of easy episodes without a fall."""
     e_vel: float | None = None
@@ -73,8 +72,8 @@ class Watch:
             self._begin(trainer)
         seconds = time.perf_counter() - self.start
         if seconds >= self.every * (len(self.copies) + 1):
-            weights = copy.deepcopy(trainer.learner.actor().state_dict())
-            self.copies.append(Copy(seconds=seconds, env_steps=trainer.env_steps, weights=weights))
+            actor = trainer.learner.actor()
+            self.copies.append(Copy(seconds=seconds, env_steps=trainer.env_steps, actor=actor))
         return False
 
     def _begin(self, trainer: Trainer) -> None:
@@ -138,9 +137,7 @@ def judge(config: Config, watch: Watch, path: Path) -> Copy | None:
     torch.set_num_threads(1)
     before: Copy | None = None
     for c in watch.copies:
-        trainer.learner.actor().load_state_dict(c.weights)
-        trainer.env_steps = c.env_steps
-        trainer.export(path)
+        trainer.export(path, c.actor)
         seconds = 2.0 if config.quick else 20.0
         evaluation = evaluate(path, ["easy"], episodes=config.episodes, seconds=seconds, threads=config.threads)
         c.survival, c.e_vel = evaluation.value("easy", "survival"), evaluation.value("easy", "e_vel")

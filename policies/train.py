@@ -19,6 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from policies.export import Provenance, export_policy
 from policies.interface import WalkingConfig, WalkingInterface, initial_state, restarted
+from policies.networks import Actor
 from policies.ppo import PPOConfig, PPOLearner
 from policies.rollout import Rollout
 from policies.runs import (
@@ -169,10 +170,10 @@ class Trainer:
             reason = " ".join(str(error).split())
             raise UserError(f"cannot begin with that run: {type(error).__name__}: {reason}") from error
 
-    def export(self, path: Path) -> float:
-        """Write the policy file, checked on signals of this task; returns the largest difference [rad].
+    def export(self, path: Path, actor: Actor | None = None) -> float:
+        """Write the policy file of the learner's actor, or of a snapshot of it, checked on signals of this task.
 
-        Training goes on as if nothing had happened. Raises UserError.
+        Returns the largest difference [rad]. Training goes on as if nothing had happened. Raises UserError.
         """
         provenance = Provenance(
             task=self.config.task,
@@ -181,7 +182,7 @@ class Trainer:
             env_steps=self.env_steps,
             plant=self.task.plant,
         )
-        return export_policy(self.interface, self.learner.actor(), provenance, path, self.record_signals())
+        return export_policy(self.interface, actor or self.learner.actor(), provenance, path, self.record_signals())
 
     def record_signals(self, steps: int = 50, num: int = 16) -> dict[str, np.ndarray]:
         """Signals (steps, num, ...) of the present policy in a fresh environment; training is not touched."""
