@@ -28,7 +28,14 @@ def run_demo(out: Path, console: Console | None = None, minutes: float = 1.5) ->
     recording = walk(out, console)
     record(recording, out, console)
     evaluation = score(console)
-    page = write_report(SHIPPED, out / "report.html", evaluation=evaluation, recording=recording, log=out / "log")
+    page = write_report(
+        SHIPPED,
+        out / "report.html",
+        evaluation=evaluation,
+        recording=recording,
+        log=out / "log",
+        video=out / "walk.mp4",
+    )
     console.print(f"report: {page}")
     learn(out, minutes, console)
     return page

@@ -62,8 +62,6 @@ class PPOConfig:
 class PPOLearner:
     """One rollout and update at a time."""
 
-    name = "ppo"
-
     def __init__(self, rollout: Rollout, config: PPOConfig) -> None:
         """Build networks for `rollout`, which must have been reset. Raises UserError for numbers that do not fit."""
         self.rollout, self.config = rollout, config

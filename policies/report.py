@@ -81,7 +81,7 @@ def write_report(
     perturbed: Mapping[str, Evaluation] | None = None,
     recording: Recording | None = None,
     log: Path | None = None,
-    video: bool = True,
+    video: bool | Path = True,
     title: str = "",
 ) -> Path:
     """Write the page; returns `out`.
@@ -93,7 +93,7 @@ def write_report(
         perturbed: Scores of perturbed plants that belong to it.
         recording: Walk to show; by default the policy walks the TOUR.
         log: Recorded log to inspect.
-        video: Whether to draw the video; it takes most of the time.
+        video: Whether to draw the video, which takes most of the time, or an MP4 of the recording to show instead.
         title: Heading; by default robot and task.
 
     Raises: ContractError and UserError as `policies.play.simulate` does, and UserError for a log that cannot be opened
@@ -161,12 +161,13 @@ def _summary(contract: PolicyContract, recording: Recording, tree: Mapping[str, 
     return _table((), rows)
 
 
-def _walk(recording: Recording, video: bool) -> str:
+def _walk(recording: Recording, video: bool | Path) -> str:
     body = ""
     with tempfile.TemporaryDirectory() as folder:
         if video:
-            mp4 = Path(folder) / "walk.mp4"
-            save_video(recording, mp4, config=PictureConfig(width=640, height=400))
+            mp4 = video if isinstance(video, Path) else Path(folder) / "walk.mp4"
+            if mp4 is not video:
+                save_video(recording, mp4, config=PictureConfig(width=640, height=400))
             data = base64.b64encode(mp4.read_bytes()).decode()
             body += f'<video controls loop muted autoplay src="data:video/mp4;base64,{data}"></video>'
         png = Path(folder) / "walk.png"

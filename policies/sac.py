@@ -122,8 +122,6 @@ class Replay:
 class SACLearner:
     """A stretch of control steps with updates beside them at a time."""
 
-    name = "sac"
-
     def __init__(self, rollout: Rollout, config: SACConfig) -> None:
         """Build networks for `rollout`, which must have been reset. Raises UserError for numbers that do not fit.
 
@@ -180,11 +178,7 @@ class SACLearner:
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Take back what `state` returned."""
-        self.policy.load_state_dict(saved["policy"])
-        self.critic.load_state_dict(saved["critic"])
-        self.target.load_state_dict(saved["target"])
-        with torch.no_grad():
-            self.log_temperature.copy_(saved["log_temperature"])
+        self.begin_with(saved)
         for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(copy.deepcopy(state))
         data = saved["replay"]["data"]

@@ -32,11 +32,6 @@ class ModelConfig:
     """Merge links without joints into their parents: faster, but their names are gone."""
 
 
-def locked_groups(spec: RobotSpec, *groups: str) -> tuple[str, ...]:
-    """Joints to lock so that the given groups are rigid, e.g. `("wrists",)` for the 21-joint model."""
-    return spec.group(*groups)
-
-
 def free_joints(spec: RobotSpec, config: ModelConfig) -> tuple[str, ...]:
     """Joints the model keeps, in spec order, (J,)."""
     spec.index(config.lock)

@@ -8,7 +8,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from robots.signals import Signal
 from sim.backend import Backend, Float32, Ids, PlantConfig, Start, make_backend
 
 Bool = NDArray[np.bool_]
@@ -34,7 +33,6 @@ class Task(Protocol):
     plant: PlantConfig
     episode: EpisodeConfig
     signals: dict[str, Float32]
-    signal_specs: dict[str, Signal]
 
     def bind(self, backend: Backend) -> None:
         """Prepare for the simulations of `backend`."""

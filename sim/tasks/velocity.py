@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import robots
-from robots.signals import Signal, robot_signals
 from sim.backend import Backend, Float32, Ids, PlantConfig, Start
 from sim.environment import Bool, EpisodeConfig
 from sim.gait import GaitConfig, advance_phase, foot_phases, standing, swing_progress
@@ -165,14 +164,11 @@ class _Tally:
 class Velocity:
     """The `Task` protocol."""
 
-    name = "velocity"
-
     def __init__(self, config: VelocityConfig) -> None:
         """A task with these numbers; `bind` gives it simulations."""
         self.config = config
         self.plant, self.episode = config.plant, config.episode
         self.spec = robots.load(config.plant.robot)
-        self.signal_specs: dict[str, Signal] = robot_signals(self.spec)
         self.level = 0.0
         self.fixed_command: Float32 | None = None
         """When set, (3,) or (N, 3), the only command ever given (evaluation)."""
@@ -184,6 +180,7 @@ class Velocity:
         n, self._backend = backend.num_envs, backend
         self._dt = np.float32(self.plant.control_dt)
         self._s = backend.signals
+        self._weights = {k: np.float32(w) for k, w in asdict(self.config.weights).items()}
         legs = self.spec.index(self.spec.group("legs"))
         self._legs = slice(int(legs[0]), int(legs[-1]) + 1)
         names = self.spec.group("legs")
@@ -232,8 +229,7 @@ class Velocity:
         self.phase = advance_phase(self.phase, self.stand, float(self._dt), self.config.gait)
         self._measure_ground()
         terms = self._reward_terms(targets)
-        weights = asdict(self.config.weights)
-        total = sum(np.float32(weights[k]) * v for k, v in terms.items()) * self._dt
+        total = sum(self._weights[k] * v for k, v in terms.items()) * self._dt
         reward = np.maximum(np.asarray(total, np.float32), 0)
         self._track_sum += terms["track_linear"]
         self._age += 1
@@ -330,12 +326,13 @@ class Velocity:
         if self.fixed_command is not None or seconds <= 0:
             return
         nudged = np.flatnonzero(rng.random(len(self.stand)) < (1 - 0.8 * self.level) * self._dt / seconds)
+        if not len(nudged):
+            return
         w, x, y, z = self._s["privileged.base_quat"][nudged].T
         yaw = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
         forward, left, _ = self.signals["command"][nudged].T
         velocity = np.stack([forward * np.cos(yaw) - left * np.sin(yaw), forward * np.sin(yaw) + left * np.cos(yaw)], 1)
-        if len(nudged):
-            self._backend.push(nudged, velocity)
+        self._backend.push(nudged, velocity)
 
     def _measure_ground(self) -> None:
         ground = self.plant.ground

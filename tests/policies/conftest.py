@@ -9,6 +9,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import robots
 from policies.contract import JointTargets, PolicyContract, Training, embed
+from policies.play import choose_gl
+from robots.errors import UserError
 from robots.signals import robot_signals, select
 from robots.spec import RobotSpec
 
@@ -72,3 +74,12 @@ def holding_graph(pose: np.ndarray, breaks: bool) -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     serialised: bytes = model.SerializeToString()
     return serialised
+
+
+@pytest.fixture
+def drawing() -> None:
+    """Skips where no OpenGL works."""
+    try:
+        choose_gl()
+    except UserError as error:
+        pytest.skip(str(error))

@@ -2,24 +2,12 @@
 
 import io
 
-import pytest
 from rich.console import Console
 
 from policies import demo
-from policies.play import choose_gl
-from robots.errors import UserError
 
 
-def can_draw() -> bool:
-    try:
-        choose_gl()
-    except UserError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not can_draw(), reason="drawing without a display works neither with EGL nor with OSMesa here")
-def test_the_demo_walks_records_scores_and_learns(tmp_path, monkeypatch):
+def test_the_demo_walks_records_scores_and_learns(tmp_path, monkeypatch, drawing):
     monkeypatch.setattr(demo, "EPISODES", 1)
     monkeypatch.setattr(demo, "TOUR_SECONDS", 2.0)
     text = io.StringIO()

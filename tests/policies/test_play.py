@@ -45,15 +45,6 @@ def recording(hold) -> Recording:
     return simulate(hold, seconds=0.5, script=script, push_at=(0.3,), noise=True)
 
 
-@pytest.fixture
-def drawing():
-    """Skips where no OpenGL works."""
-    try:
-        choose_gl()
-    except UserError as error:
-        pytest.skip(str(error))
-
-
 # commands
 
 

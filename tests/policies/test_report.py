@@ -10,7 +10,7 @@ from rich.console import Console
 
 from policies.contract import read_contract
 from policies.evaluate import Estimate, Evaluation, score_policy
-from policies.play import Recording, choose_gl, save_log
+from policies.play import Recording, save_log
 from policies.report import (
     ReportConfig,
     contacts,
@@ -71,15 +71,6 @@ def walk(h1_2) -> Recording:
 def short_of(walk: Recording, rows: int) -> Recording:
     signals = {k: v[:rows] for k, v in walk.signals.items()}
     return replace(walk, targets=walk.targets[:rows], phase=walk.phase[:rows], signals=signals)
-
-
-@pytest.fixture
-def drawing():
-    """Skips where no OpenGL works."""
-    try:
-        choose_gl()
-    except UserError as error:
-        pytest.skip(str(error))
 
 
 class Page(HTMLParser):

@@ -8,12 +8,12 @@ import pytest
 
 import robots
 from robots import UnknownNameError
-from robots.model import ModelConfig, build_model, free_joints, joint_addresses, locked_groups
+from robots.model import ModelConfig, build_model, free_joints, joint_addresses
 
 SPEC = robots.load("unitree_h1_2")
 WEIGHT = 66.984 * 9.81
-TWELVE = locked_groups(SPEC, "waist", "arms", "wrists")
-TWENTY_ONE = locked_groups(SPEC, "wrists")
+TWELVE = SPEC.group("waist", "arms", "wrists")
+TWENTY_ONE = SPEC.group("wrists")
 
 
 def no_ground(model: mujoco.MjSpec) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import robots
 from robots import UnknownNameError, UserError
-from robots.model import ModelConfig, build_model, joint_addresses, locked_groups
+from robots.model import ModelConfig, build_model, joint_addresses
 from robots.pinocchio import PinocchioModel, build_pinocchio
 
 pin = pytest.importorskip("pinocchio")
@@ -20,8 +20,8 @@ STATES = 100
 TOLERANCE = 1e-6  # relative to the largest element
 VARIANTS = {
     "27 joints": {},
-    "21 joints": {"lock": locked_groups(SPEC, "wrists")},
-    "12 joints": {"lock": locked_groups(SPEC, "waist", "arms", "wrists")},
+    "21 joints": {"lock": SPEC.group("wrists")},
+    "12 joints": {"lock": SPEC.group("waist", "arms", "wrists")},
     "fixed base": {"fixed_base": True},
     "no joints": {"lock": SPEC.joint_names},
 }

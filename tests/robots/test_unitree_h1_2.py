@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import robots
-from robots.model import ModelConfig, build_model, joint_addresses, locked_groups
+from robots.model import ModelConfig, build_model, joint_addresses
 
 SPEC = robots.load("unitree_h1_2")
 
@@ -400,7 +400,7 @@ def test_principal_moments(model, body):
 
 @pytest.mark.parametrize("side", MERGED_FOREARM)
 def test_locked_wrists_merge_into_the_forearm(side):
-    model = build_model(SPEC, ModelConfig(lock=locked_groups(SPEC, "wrists"), fuse=True))
+    model = build_model(SPEC, ModelConfig(lock=SPEC.group("wrists"), fuse=True))
     mass, com, inertia = MERGED_FOREARM[side]
     forearm = model.body(f"{side}_elbow_link")
     assert forearm.mass[0] == pytest.approx(mass, abs=5e-6)

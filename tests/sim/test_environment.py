@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import robots
-from robots.signals import robot_signals
 from sim import environment
 from sim.backend import Backend, PlantConfig, Start
 from sim.environment import Environment, EpisodeConfig
@@ -23,7 +22,6 @@ class Hang:
     def __init__(self, limit: int = 10, stagger: str = "none", plant: PlantConfig | None = None) -> None:
         self.plant = plant or PlantConfig(lock=LEGS_ONLY, sensors=NOISY)
         self.episode = EpisodeConfig(seconds=limit * self.plant.control_dt, stagger=stagger)
-        self.signal_specs = robot_signals(SPEC)
         self.fail_at: dict[int, int] = {}
         self.finished: list[tuple[list[int], list[int], list[bool]]] = []
         self.at_finish: dict[str, np.ndarray] = {}
